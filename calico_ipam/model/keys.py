@@ -1,0 +1,98 @@
+"""What a datastore holds and how one asks for it: keys of objects and scopes of lists (datastore §1).
+
+``str(key)`` is upstream's text for it; error messages quote it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from calico_ipam.model.addresses import Network
+from calico_ipam.model.affinity import BlockOwner
+
+
+@dataclass(frozen=True, slots=True)
+class BlockKey:
+    cidr: Network
+
+    def __str__(self) -> str:
+        return f"BlockKey(cidr={self.cidr})"
+
+
+@dataclass(frozen=True, slots=True)
+class AffinityKey:
+    owner: BlockOwner
+    cidr: Network
+
+    def __str__(self) -> str:
+        return f"BlockAffinityKey(cidr={self.cidr}, host={self.owner.host}, affinityType={self.owner.kind})"
+
+
+@dataclass(frozen=True, slots=True)
+class HandleKey:
+    id: str
+
+    def __str__(self) -> str:
+        return f"IPAMHandleKey(id={self.id})"
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigKey:
+    def __str__(self) -> str:
+        return "IPAMConfigKey()"
+
+
+@dataclass(frozen=True, slots=True)
+class HostKey:
+    """Legacy tree of a host in etcd; nothing writes it today (datastore §3.6)."""
+
+    host: str
+
+    def __str__(self) -> str:
+        return f"IPAMHostKey(host={self.host})"
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceKey:
+    kind: str
+    name: str
+    namespace: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.kind}({self.namespace}/{self.name})" if self.namespace else f"{self.kind}({self.name})"
+
+
+Key = BlockKey | AffinityKey | HandleKey | ConfigKey | HostKey | ResourceKey
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """All blocks, or those of one family."""
+
+    version: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Affinities:
+    """Affinity rows: of one kind, one host, one family; ``None`` means any (host *and* virtual, datastore §14.9)."""
+
+    kind: str | None = None
+    host: str | None = None
+    version: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Handles:
+    """All handles."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """v3 resources of a kind, optionally of a namespace, optionally with names that begin with ``prefix``."""
+
+    kind: str
+    namespace: str | None = None
+    prefix: str = ""
+
+
+Scope = Blocks | Affinities | Handles | Resources
