@@ -1,0 +1,83 @@
+# Every target works on a fresh clone and prepares what it needs. `make` alone lists them.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+# Tools that tests build live outside the repository and survive `make clean`.
+export PATH := $(PATH):/usr/sbin:/sbin:/usr/local/go/bin
+export CALICO_IPAM_CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/calico-ipam
+CNITOOL_VERSION := v1.3.0
+CNITOOL := $(CALICO_IPAM_CACHE)/cnitool-$(CNITOOL_VERSION)/cnitool
+
+# Folders of tests/ that `make test` runs. Benchmarks (scale) are `make bench`.
+SUITE ?= unit property golden replay integration netns e2e
+# Processes that run tests side by side. Tests that share the kernel or a server stay in one of them (tests/conftest.py).
+JOBS ?= $(shell nproc)
+# More arguments for pytest: make test SUITE=unit ARGS="-k selector"
+ARGS ?=
+
+.PHONY: help demo test lint format bench clean venv cnitool
+
+help:
+	@echo 'make demo                     wire two network namespaces with our plugins and ping across (root)'
+	@echo 'make test                     every test but the benchmarks (root for netns, e2e; else these skip)'
+	@echo 'make test SUITE="unit golden" only these folders of tests/'
+	@echo 'make lint                     format, lint rules, strict types, import contracts'
+	@echo 'make format                   rewrite the sources as `make lint` wants them'
+	@echo 'make bench                    the figures of README.md, measured here (root)'
+	@echo 'make clean                    remove what these targets made in this folder'
+
+venv: $(INSTALLED)
+
+# An editable install: only a change of pyproject.toml (dependencies, scripts) asks for another one. Two `make`s at
+# once wait for each other.
+$(INSTALLED): pyproject.toml
+	@scripts/prerequisites --python $(PYTHON) build
+	@mkdir -p $(VENV)
+	@exec 9>$(VENV)/.lock; flock 9; \
+	if [[ ! -e $@ || pyproject.toml -nt $@ ]]; then \
+	    echo 'installing into $(VENV)'; \
+	    [[ -x $(BIN)/pip ]] || $(PYTHON) -m venv $(VENV); \
+	    $(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'; \
+	    touch $@; \
+	fi
+
+demo: venv
+	@$(BIN)/python scripts/demo.py
+
+test: venv cnitool
+	@scripts/prerequisites test || true
+	$(BIN)/pytest --numprocesses=$(JOBS) --dist=loadgroup $(ARGS) $(addprefix tests/,$(SUITE))
+
+lint: venv
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: venv
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix-only .
+
+bench: venv
+	@scripts/prerequisites bench
+	@$(BIN)/python -m tests.scale.bench
+
+# cnitool, CNI's reference runtime, drives our plugins in tests/e2e. Without Go those tests skip and say so.
+cnitool:
+	@if [[ ! -x $(CNITOOL) ]] && command -v go >/dev/null; then \
+	    echo 'building cnitool $(CNITOOL_VERSION) into $(dir $(CNITOOL))'; \
+	    GOBIN=$(dir $(CNITOOL)) go install github.com/containernetworking/cni/cnitool@$(CNITOOL_VERSION) \
+	        || echo 'cnitool could not be built; its tests will skip'; \
+	fi
+
+clean:
+	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage*
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

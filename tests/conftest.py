@@ -1,0 +1,110 @@
+"""Rules that hold for every test: what CI makes of a skip, how long a test may take, what runs side by side."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import sys
+import threading
+from collections.abc import Generator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from tests.shared import SHARED
+
+#: Seconds a test may take, set-up and clean-up included, unless it is marked ``@pytest.mark.timeout(seconds)``.
+DEFAULT_TIMEOUT = 120.0
+
+#: Folders whose tests share something of the host that has no private copy: links and routes of the root namespace,
+#: firewall tables, ports, the container runtime. Under ``--dist=loadgroup`` they run one after the other in one worker;
+#: everything else is spread over the workers. Names are unique per test all the same, so that two checkouts may test
+#: on one machine at once.
+ONE_AT_A_TIME = frozenset({"integration", "netns", "e2e", "scale"})
+
+TESTS = Path(__file__).parent
+
+
+def in_ci() -> bool:
+    """Say whether this is continuous integration, where nothing may be left out."""
+    return os.environ.get("CI", "").lower() in {"1", "true", "yes"}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "timeout(seconds): time this test may take instead of the default")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        folder = item.path.relative_to(TESTS).parts[0] if item.path.is_relative_to(TESTS) else ""
+        if folder in ONE_AT_A_TIME:
+            item.add_marker(pytest.mark.xdist_group("host"))
+
+
+# --- a skip is a failure in CI ------------------------------------------------------------------------------
+
+
+def _skip_fails(report: pytest.TestReport | pytest.CollectReport) -> None:
+    """Turn a skip into a failure that keeps its reason: in CI a test that did not run proves nothing."""
+    if not report.skipped or hasattr(report, "wasxfail") or not in_ci():
+        return
+    reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
+    report.outcome = "failed"
+    report.longrepr = f"{report.nodeid}: skips are failures in CI. {reason}"
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    _skip_fails(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    report = yield
+    _skip_fails(report)
+    return report
+
+
+# --- time ---------------------------------------------------------------------------------------------------
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
+    """End a test that takes too long: by an exception that names it, or, stuck in C, with the process and a trace.
+
+    SIGALRM needs the main thread, and tests do run there, under xdist too. The timer is this process's own: programs
+    that a test starts and threads do not see it.
+    """
+    marker = item.get_closest_marker("timeout")
+    seconds = float(marker.args[0]) if marker else DEFAULT_TIMEOUT
+    if threading.current_thread() is not threading.main_thread():
+        return (yield)
+
+    def expire(signum: int, frame: FrameType | None) -> None:
+        pytest.fail(f"took more than {seconds:.0f} s: {item.nodeid}")
+
+    before = signal.signal(signal.SIGALRM, expire)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    faulthandler.dump_traceback_later(seconds + 30, exit=True, file=sys.__stderr__)
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+# --- fixtures -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder of recordings and specifications that the project is measured by; skips where it is absent."""
+    if not SHARED.is_dir():
+        pytest.skip(f"{SHARED} is absent: set CALICO_IPAM_SHARED to the folder that holds golden/")
+    return SHARED
