@@ -1,0 +1,308 @@
+"""What a new pool must satisfy (cli §9, datastore §3.7). Pure: everything it needs is handed in.
+
+Upstream's texts are kept, because scripts and people know them; the way out is in the hint beside them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from calico_ipam.errors import InvalidInput
+from calico_ipam.model.addresses import Network, make_network, overlaps, parse_network
+from calico_ipam.model.pool import (
+    AUTOMATIC,
+    BLOCK_SIZE_RANGE,
+    DEFAULT_BLOCK_SIZE,
+    LOAD_BALANCER_USE,
+    MANUAL,
+    TUNNEL,
+    WORKLOAD,
+    Pool,
+)
+from calico_ipam.model.resource import IP_POOL, Resource
+from calico_ipam.model.selector import parse_selector
+
+ALLOWED_USES = (WORKLOAD, TUNNEL, LOAD_BALANCER_USE)
+ASSIGNMENT_MODES = (AUTOMATIC, MANUAL)
+NEVER = "Never"
+ENCAPSULATION_MODES = (NEVER, "Always", "CrossSubnet")
+
+_CIDR_FIELD = "IPPool.Spec.CIDR"
+_LINK_LOCAL = {4: "169.254.0.0/16", 6: "fe80::/10"}
+_DNS_1123 = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+_SUBDOMAIN = re.compile(rf"{_DNS_1123}(\.{_DNS_1123})*")
+_LONGEST_NAME = 253
+_LONGEST_CIDR = 48
+_LONGEST_SELECTOR = 1024
+_MOST_USES = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """One broken rule: the field, its value (None: not quoted), upstream's reason, and the way out."""
+
+    field: str
+    value: str | None
+    reason: str
+    hint: str = ""
+
+    def __str__(self) -> str:
+        quoted = "" if self.value is None else f" = '{self.value}'"
+        return f"{self.field}{quoted} ({self.reason})"
+
+
+def refusal(violations: Sequence[Violation], subject: str) -> InvalidInput:
+    """Return the error for broken rules in upstream's words: one line for one, a list for several."""
+    if len(violations) == 1:
+        text = f"error with field {violations[0]}"
+    else:
+        text = "error with the following fields:\n" + "".join(f"-  {violation}\n" for violation in violations)
+    hints = dict.fromkeys(violation.hint for violation in violations if violation.hint)
+    return InvalidInput(text, subject=subject, reason=violations[0].reason, hint=" ".join(hints))
+
+
+@dataclass(frozen=True, slots=True)
+class PoolRequest:
+    """A pool as somebody asks for it. ``block_size`` 0 and empty ``allowed_uses`` mean the defaults (cli §9.1)."""
+
+    name: str
+    cidr: str  #: as written
+    block_size: int = 0
+    node_selector: str = "all()"
+    namespace_selector: str = ""
+    allowed_uses: tuple[str, ...] = ()
+    assignment_mode: str = AUTOMATIC
+    disabled: bool = False
+    nat_outgoing: bool = False
+    disable_bgp_export: bool = False
+    ipip_mode: str = NEVER
+    vxlan_mode: str = NEVER
+
+    @property
+    def uses(self) -> tuple[str, ...]:
+        return self.allowed_uses or (WORKLOAD, TUNNEL)
+
+    @property
+    def encapsulated(self) -> bool:
+        return self.ipip_mode != NEVER or self.vxlan_mode != NEVER
+
+    def block_prefix(self, cidr: Network) -> int:
+        """Return the prefix length of the pool's blocks."""
+        return self.block_size or DEFAULT_BLOCK_SIZE[cidr.version]
+
+    def resource(self, cidr: Network) -> Resource:
+        """Return the document to store, defaults filled in as upstream's client does; false booleans are left out."""
+        spec: dict[str, Any] = {
+            "cidr": str(cidr),
+            "vxlanMode": self.vxlan_mode,
+            "ipipMode": self.ipip_mode,
+            "natOutgoing": self.nat_outgoing,
+            "disabled": self.disabled,
+            "disableBGPExport": self.disable_bgp_export,
+            "blockSize": self.block_prefix(cidr),
+            "nodeSelector": self.node_selector or "all()",
+            "namespaceSelector": self.namespace_selector,
+            "allowedUses": list(self.uses),
+            "assignmentMode": self.assignment_mode,
+        }
+        kept = {key: value for key, value in spec.items() if value is not False and value != ""}
+        return Resource.new(IP_POOL, self.name, kept)
+
+
+def default_pool_name(cidr: str) -> str:
+    """Return the name of a pool that nobody named: ``pool-10-244-0-0-16``."""
+    return "pool-" + re.sub(r"[^a-z0-9]", "-", cidr.strip().lower()).strip("-")
+
+
+def check_new_pool(request: PoolRequest, existing: Iterable[Pool]) -> Network:
+    """Return the masked CIDR of a pool that breaks no rule that pools alone can tell. Raises InvalidInput.
+
+    The order is upstream's (cli §9.2): the CIDR, then overlaps and host bits, then the other fields, then the rules
+    between fields; each stage is reported as a whole. An existing pool of the same name is not compared: that one is
+    "already exists".
+    """
+    cidr = _cidr(request)
+    stages = (_cidr_rules(request, cidr, existing), _field_rules(request), _schema_rules(request, cidr))
+    for stage in stages:
+        broken = list(stage)
+        if broken:
+            raise refusal(broken, f"{IP_POOL}({request.name})")
+    return cidr
+
+
+def check_existing_blocks(request: PoolRequest, cidr: Network, blocks: Iterable[Network]) -> None:
+    """Refuse a block size that existing blocks in the CIDR do not have (cli §9.2 rule 11; public report P01).
+
+    Two sizes over the same addresses is how one address gets two owners. Raises InvalidInput.
+    """
+    prefix = request.block_prefix(cidr)
+    other = sorted({b.prefixlen for b in blocks if b.prefixlen != prefix and overlaps(b, cidr)})
+    if not other:
+        return
+    sizes = " and ".join(f"/{size}" for size in other)
+    way_out = (
+        f"Use --block-size {other[0]}, or release the addresses of these blocks first."
+        if len(other) == 1
+        else "Release the addresses of these blocks first, or choose another CIDR."
+    )
+    violation = Violation(
+        "IPPool.Spec.BlockSize",
+        str(prefix),
+        "IPPool blocksSize conflicts with existing allocations that use a different blockSize",
+        f"{cidr} already holds blocks of {sizes}. {way_out}",
+    )
+    raise refusal([violation], f"{IP_POOL}({request.name})")
+
+
+def _cidr(request: PoolRequest) -> Network:
+    subject = f"{IP_POOL}({request.name})"
+    example = "Give a network with its prefix length, such as 10.244.0.0/16 or fd00:10:244::/48."
+    if not request.cidr:
+        raise refusal([Violation(_CIDR_FIELD, None, "IPPool CIDR must be specified", example)], subject)
+    try:
+        cidr = parse_network(request.cidr) if "/" in request.cidr else None
+    except InvalidInput:
+        cidr = None
+    if cidr is None:
+        raise refusal([Violation(_CIDR_FIELD, request.cidr, "IPPool CIDR must be a valid subnet", example)], subject)
+    return cidr
+
+
+def _cidr_rules(request: PoolRequest, cidr: Network, existing: Iterable[Pool]) -> Iterator[Violation]:
+    for pool in existing:
+        if pool.name != request.name and overlaps(pool.cidr, cidr):
+            yield Violation(
+                _CIDR_FIELD,
+                str(cidr),
+                f"{IP_POOL}({request.name}) CIDR overlaps with {IP_POOL}({pool.name}) CIDR {pool.cidr_text}",
+                f"Choose a CIDR outside {pool.cidr_text}, or delete pool {pool.name} first.",
+            )
+    # Compared by value, not as text: fd5f:0::/48 names the same network as fd5f::/48.
+    if parse_network(request.cidr.partition("/")[0]).network_address != cidr.network_address:
+        yield Violation(
+            _CIDR_FIELD,
+            str(cidr),
+            "IPPool CIDR is not strictly masked",
+            f"{request.cidr} has host bits set: write {cidr}.",
+        )
+
+
+def _field_rules(request: PoolRequest) -> Iterator[Violation]:
+    for field, option, text in (
+        ("NodeSelector", "--node-selector", request.node_selector),
+        ("NamespaceSelector", "--namespace-selector", request.namespace_selector),
+    ):
+        try:
+            parse_selector(text or "all()")
+        except InvalidInput as error:
+            yield Violation(
+                field,
+                text,
+                f"Reason: failed to validate Field: {field} because of Tag: selector ",
+                f"{option} does not parse: {error}. Examples: all(), zone == 'a', has(rack) && !has(gpu).",
+            )
+    for use in request.allowed_uses:
+        if use not in ALLOWED_USES:
+            yield Violation(
+                "IPPool.Spec.AllowedUses", use, f"unknown use: {use}", f"Choose from {', '.join(ALLOWED_USES)}."
+            )
+    if len(request.name) > _LONGEST_NAME or not _SUBDOMAIN.fullmatch(request.name):
+        yield Violation(
+            "Metadata.Name",
+            request.name,
+            "name must consist of lower case alphanumeric characters, '-' or '.' "
+            rf"(regex: {_DNS_1123}(\.{_DNS_1123})*)",
+            f"Use lower-case letters, digits, '-' and '.', at most {_LONGEST_NAME} characters.",
+        )
+
+
+def _schema_rules(request: PoolRequest, cidr: Network) -> Iterator[Violation]:
+    for reason, hint in (
+        *_size_rules(request, cidr),
+        *_mode_rules(request, cidr),
+        *_use_rules(request),
+        *_text_rules(request),
+    ):
+        yield Violation("spec", None, reason, hint)
+
+
+def _size_rules(request: PoolRequest, cidr: Network) -> Iterator[tuple[str, str]]:
+    shortest, longest = BLOCK_SIZE_RANGE[cidr.version]
+    prefix = request.block_prefix(cidr)
+    if not shortest <= prefix <= longest:
+        yield (
+            "blockSize must be between 20 and 32 for IPv4 pools, and between 116 and 128 for IPv6 pools",
+            f"/{prefix} is no block size for IPv{cidr.version}; "
+            f"leave --block-size out to get /{DEFAULT_BLOCK_SIZE[cidr.version]}.",
+        )
+    elif not request.disabled and cidr.prefixlen > prefix:
+        yield (
+            "IP pool size is too small for use with Calico IPAM. It must be equal to or greater than the block size.",
+            f"One block of /{prefix} does not fit into {cidr}: "
+            f"use --block-size {max(cidr.prefixlen, shortest)} or a wider CIDR.",
+        )
+    link_local = parse_network(_LINK_LOCAL[cidr.version])
+    if overlaps(cidr, link_local):
+        yield (
+            f"IPPool CIDR overlaps with IPv{cidr.version} link local range {link_local}",
+            "Link-local addresses are used by the hosts themselves; choose another range.",
+        )
+
+
+def _mode_rules(request: PoolRequest, cidr: Network) -> Iterator[tuple[str, str]]:
+    for field, value, supported in (
+        ("ipipMode", request.ipip_mode, ENCAPSULATION_MODES),
+        ("vxlanMode", request.vxlan_mode, ENCAPSULATION_MODES),
+        ("assignmentMode", request.assignment_mode, ASSIGNMENT_MODES),
+    ):
+        if value not in supported:
+            names = ", ".join(f'"{name}"' for name in supported)
+            yield f"supported values: {names}", f"{field} cannot be {value!r}."
+    if request.ipip_mode != NEVER and request.vxlan_mode != NEVER:
+        yield "ipipMode and vxlanMode cannot both be enabled", "Set one of them to Never."
+    if cidr.version == 6 and request.ipip_mode != NEVER:
+        yield "IPIP is not supported on IPv6 pools", "Use vxlanMode, or none."
+
+
+def _use_rules(request: PoolRequest) -> Iterator[tuple[str, str]]:
+    selector = request.node_selector or "all()"
+    if LOAD_BALANCER_USE in request.uses:
+        if request.encapsulated:
+            yield "LoadBalancer IP pool cannot have IPIP or VXLAN enabled", "Set both modes to Never."
+        if WORKLOAD in request.uses or TUNNEL in request.uses:
+            yield (
+                "LoadBalancer cannot be combined with Workload or Tunnel allowed uses",
+                "Make a pool of its own for load balancers.",
+            )
+        if request.disable_bgp_export:
+            yield "LoadBalancer IP pools cannot disable BGP export", "Leave BGP export on."
+        if selector != "all()":
+            yield (
+                "IP Pool with AllowedUse LoadBalancer must have nodeSelector set to all()",
+                "Leave --node-selector out: load balancer addresses belong to no node.",
+            )
+    if TUNNEL in request.uses and request.namespace_selector:
+        yield (
+            "IP Pool with AllowedUse Tunnel cannot have namespaceSelector",
+            "Add --allowed-use Workload: without it a pool also serves tunnels, and those have no namespace.",
+        )
+
+
+def _text_rules(request: PoolRequest) -> Iterator[tuple[str, str]]:
+    for field, text in (("nodeSelector", request.node_selector), ("namespaceSelector", request.namespace_selector)):
+        if "global(" in text:
+            yield f"global() selector is not valid for IPPool {field}", "Leave global() out."
+        if len(text) > _LONGEST_SELECTOR:
+            yield f"spec.{field} in body should be at most {_LONGEST_SELECTOR} chars long", "Shorten the selector."
+    if len(request.cidr) > _LONGEST_CIDR:
+        yield f"spec.cidr in body should be at most {_LONGEST_CIDR} chars long", "Write the CIDR in its short form."
+    if len(request.allowed_uses) > _MOST_USES:
+        yield f"spec.allowedUses in body should have at most {_MOST_USES} items", "Name each use once."
+
+
+def ula_network(random_bits: int) -> Network:
+    """Return a unique local /48 (RFC 4193) made from 40 random bits."""
+    return make_network(6, (0xFD << 120) | ((random_bits & ((1 << 40) - 1)) << 80), 48)
