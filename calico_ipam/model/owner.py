@@ -1,0 +1,35 @@
+"""Who owns an address: the attributes beside a handle (ipam-library §3, §15.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+POD = "pod"
+NAMESPACE = "namespace"
+NODE = "node"
+TYPE = "type"
+SERVICE = "service"
+TIMESTAMP = "timestamp"
+VMI_NAME = "vmi-name"
+VMI_UID = "vmi-uid"
+VM_UID = "vm-uid"
+VMIM_UID = "vmim-uid"
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """A pod that an address is believed to belong to; both names empty: nobody."""
+
+    namespace: str = ""
+    name: str = ""
+
+    def __str__(self) -> str:
+        return f"pod={self.name} namespace={self.namespace}"
+
+    def matches(self, attributes: Mapping[str, str] | None) -> bool:
+        """Tell whether the attributes name this owner. Nobody matches only where there are no attributes at all."""
+        if not (self.namespace or self.name):
+            return not attributes
+        found = attributes or {}
+        return found.get(POD) == self.name and found.get(NAMESPACE) == self.namespace
