@@ -24,7 +24,8 @@
     │   ├── BlockNotEmpty
     │   ├── AddressInCooldown
     │   ├── AlternateOwnerEmpty, AlternateOwnerMismatch
-    │   └── (internal steering) NoFreeBlocks, BlockClaimConflict, StaleAffinity
+    │   └── (internal steering) NoFreeBlocks, BlockClaimConflict, StaleAffinity,
+    │                              BlockOwnerMismatch
     ├── StaleError                   what the caller knew is no longer true: look again before deciding again
     │   ├── BadSequenceNumber
     │   ├── BadHandle
@@ -74,7 +75,9 @@ class RetriesExhausted(TransientError):
     """One hundred compare-and-swap attempts lost in a row (ipam-library §3)."""
 
     def __init__(self, message: str = "Max retries hit - excessive concurrent IPAM requests") -> None:
-        super().__init__(message, hint="Try again; if it persists, look for a program that rewrites this object in a loop.")
+        super().__init__(
+            message, hint="Try again; if it persists, look for a program that rewrites this object in a loop."
+        )
 
 
 class Conflict(TransientError):
@@ -218,6 +221,10 @@ class BlockClaimConflict(RefusedError):
 
 class StaleAffinity(RefusedError):
     """Internal steering: an affinity row names a block that belongs to somebody else."""
+
+
+class BlockOwnerMismatch(RefusedError):
+    """Internal steering: under strict affinity, the block is not the host's own."""
 
 
 # --- stale -------------------------------------------------------------------------------------------------

@@ -7,16 +7,17 @@ Values are the frozen values of :mod:`calico_ipam.model`; a value that was read 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeVar
 
 from calico_ipam.errors import AlreadyExists, Conflict, DeadlineExceeded, IPAMError, NotFound, StoreDamaged
+from calico_ipam.model.addresses import Network
 from calico_ipam.model.affinity import Affinity
 from calico_ipam.model.block import Block
 from calico_ipam.model.config import IPAMConfig
 from calico_ipam.model.handle import Handle
-from calico_ipam.model.keys import Key, Scope
+from calico_ipam.model.keys import AffinityKey, BlockKey, Key, Scope
 from calico_ipam.model.resource import Resource
 
 Value = Block | Affinity | Handle | IPAMConfig | Resource
@@ -57,6 +58,13 @@ class Entry:
     uid: str = ""
     origin: Any = field(default=None, repr=False, compare=False)
 
+    @property
+    def cidr(self) -> Network:
+        """The CIDR of a block or of an affinity row. Raises TypeError for other objects."""
+        if isinstance(self.key, BlockKey | AffinityKey):
+            return self.key.cidr
+        raise TypeError(f"{self.key} has no CIDR")
+
 
 @dataclass(frozen=True, slots=True)
 class Damaged:
@@ -66,6 +74,7 @@ class Damaged:
     path: str
     reason: str
     text: str = field(default="", repr=False)
+    revision: Revision = ""  #: lets a repair remove exactly what was seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +193,7 @@ class Datastore(Protocol):
     def read(self, *wanted: Key | Scope) -> Snapshot:
         """Return many objects and scopes as they are at one moment (on the Kubernetes API: side by side)."""
 
-    def commit(self, *writes: Write) -> list[Entry]:
+    def commit(self, *writes: Write) -> Sequence[Entry]:
         """Do the writes; return each object with its new revision, for a delete the entry that was removed.
 
         Raises Conflict, AlreadyExists or NotFound; see :func:`lost` for which write lost.
@@ -242,4 +251,3 @@ def refusal(write: Write, stored: Entry | None) -> IPAMError:
     if isinstance(write, Create):
         return AlreadyExists(subject)
     return NotFound(subject) if stored is None else Conflict(subject)
-

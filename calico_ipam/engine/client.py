@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from ipaddress import IPv4Address, IPv6Address
 
 from calico_ipam.datastore.api import Datastore, Deadline
+from calico_ipam.engine import assign, ensure, lookup, release, settings, specific
 from calico_ipam.engine.policy import Clock, Retry, SystemClock
+from calico_ipam.engine.request import Request
 from calico_ipam.engine.results import AssignmentAttributes, AutoAssigned, NamespaceLabels, ReleaseResult
+from calico_ipam.engine.world import Engine
 from calico_ipam.model.addresses import Address, Network
 from calico_ipam.model.block import HostReserved, ReleaseOption
 from calico_ipam.model.config import IPAMConfig
-from calico_ipam.model.pool import Pool
+from calico_ipam.model.pool import WORKLOAD, Pool
 from calico_ipam.model.reservation import Reservations
 
 
@@ -32,14 +34,22 @@ class IPAM:
         pools: Callable[[], Sequence[Pool]] | None = None,
         reservations: Callable[[], Reservations] | None = None,
     ) -> None:
-        self.store = store
-        self.clock = clock or SystemClock()
-        self.retry = retry or Retry(clock=self.clock)
-        self._hostname = hostname
+        clock = clock or SystemClock()
+        self._engine = Engine(store, clock, retry or Retry(clock=clock), hostname, pools, reservations)
+
+    @property
+    def store(self) -> Datastore:
+        return self._engine.store
+
+    @property
+    def clock(self) -> Clock:
+        return self._engine.clock
 
     def within(self, deadline: Deadline | None) -> IPAM:
         """Return the same IPAM with calls that end by ``deadline``."""
-        raise NotImplementedError
+        bound = IPAM.__new__(IPAM)
+        bound._engine = self._engine.within(deadline)
+        return bound
 
     def auto_assign(
         self,
@@ -60,9 +70,27 @@ class IPAM:
     ) -> AutoAssigned:
         """Assign ``num4`` IPv4 and ``num6`` IPv6 addresses (§11). Running out is no error: look at ``shortfall``.
 
-        An error carries what had been assigned: ``error.partial`` is an AutoAssigned.
+        ``use``: ``Workload``, ``Tunnel`` or ``LoadBalancer``. ``ipv4_pools``, ``ipv6_pools``: CIDRs of pools to use
+        in this order, whatever their selectors say; empty means every pool that selects the node and the namespace.
+        ``max_blocks_per_host``: 0 leaves it to the settings. ``max_per_handle``: most addresses per family that the
+        handle may hold, 0 for no cap; a handle at its cap gets the addresses it holds.
+
+        Raises NotFound (no node record), NoQualifiedPool, BlockLimitReached, InvalidInput, RefusedError,
+        TransientError. An error carries what had been assigned: ``error.partial`` is an AutoAssigned.
         """
-        raise NotImplementedError
+        request = Request(
+            use=use,
+            host=self._engine.host(hostname),
+            numbers={4: num4, 6: num6},
+            handle=handle or None,
+            attrs=attrs or {},
+            pools={4: ipv4_pools, 6: ipv6_pools},
+            max_blocks=max_blocks_per_host,
+            host_reserved={4: host_reserved4, 6: host_reserved6},
+            cap=max_per_handle,
+            namespace=namespace,
+        )
+        return assign.auto_assign(self._engine, request)
 
     def assign_ip(
         self,
@@ -75,24 +103,43 @@ class IPAM:
         host_reserved: HostReserved | None = None,
         max_per_handle: int = 0,
     ) -> None:
-        """Assign one given address (§12)."""
-        raise NotImplementedError
+        """Assign one given address, reserved or not, whatever the pool's selectors (§12).
+
+        Raises InvalidInput (in no enabled pool, or not for this use), AlreadyExists (somebody holds it; the hint says
+        who), RefusedError, TransientError.
+        """
+        specific.assign_ip(
+            self._engine,
+            specific.SpecificRequest(
+                ip,
+                self._engine.host(hostname),
+                handle=handle or None,
+                attrs=attrs or {},
+                use=use,
+                host_reserved=host_reserved,
+                cap=max_per_handle,
+            ),
+        )
 
     def release_ips(self, options: Iterable[ReleaseOption]) -> ReleaseResult:
-        """Release addresses (§13.1). An error carries ``error.partial``, a ReleaseResult."""
-        raise NotImplementedError
+        """Release addresses, each if its handle and sequence number are as given (§13.1).
+
+        Raises BadHandle, BadSequenceNumber (nothing of that block is released), TransientError. An error carries
+        what was done all the same: ``error.partial`` is a ReleaseResult.
+        """
+        return release.release_ips(self._engine, options)
 
     def release_by_handle(self, handle: str) -> None:
         """Release whatever a handle holds (§13.3). Raises NotFound when there is no such handle object."""
-        raise NotImplementedError
+        release.release_by_handle(self._engine, handle)
 
-    def ips_by_handle(self, handle: str) -> list[IPv4Address | IPv6Address]:
+    def ips_by_handle(self, handle: str) -> list[Address]:
         """Return the addresses a handle holds, cooling ones not included. Raises NotFound."""
-        raise NotImplementedError
+        return lookup.ips_by_handle(self._engine, handle)
 
     def assignment_attributes(self, ip: Address) -> AssignmentAttributes:
         """Return who holds an address (§15.1). Raises NotFound, AddressInCooldown."""
-        raise NotImplementedError
+        return lookup.assignment_attributes(self._engine, ip)
 
     def ensure_block(
         self,
@@ -104,12 +151,19 @@ class IPAM:
         host_reserved6: HostReserved | None = None,
     ) -> tuple[Network | None, Network | None]:
         """Make sure the host owns a block of each family whose reserved ordinals are given (§18.1)."""
-        raise NotImplementedError
+        request = Request(
+            use=WORKLOAD,
+            host=self._engine.host(hostname),
+            numbers={},
+            pools={4: ipv4_pools, 6: ipv6_pools},
+            host_reserved={4: host_reserved4, 6: host_reserved6},
+        )
+        return ensure.ensure_block(self._engine, request)
 
     def get_config(self) -> IPAMConfig:
         """Return the settings; the defaults when nothing is stored. Never writes."""
-        raise NotImplementedError
+        return settings.get_config(self._engine)
 
     def set_config(self, config: IPAMConfig) -> None:
         """Store settings by compare-and-swap (limit L20). Raises InvalidInput for a broken rule."""
-        raise NotImplementedError
+        settings.set_config(self._engine, config)

@@ -107,9 +107,23 @@ def pool_use(engine: Engine, pool: Pool) -> PoolUse:
     return PoolUse(by_node, tuple(unreadable))
 
 
-def find_pool(engine: Engine, name: str) -> Resource:
-    """Return the stored pool of this name. Raises NotFound with the names there are."""
-    return _pool_entry(engine, name).value  # type: ignore[no-any-return]  # an entry of a ResourceKey is a Resource
+def look_at_pool(engine: Engine, name: str) -> tuple[Resource, PoolUse]:
+    """Return the stored pool of this name and who uses it. Raises NotFound with the names there are."""
+    resource: Resource = _pool_entry(engine, name).value
+    pool = _readable(resource)
+    return resource, pool_use(engine, pool) if pool is not None else PoolUse()
+
+
+def refuse_used(name: str, use: PoolUse) -> None:
+    """Raise RefusedError for a pool that is in use, naming how many addresses and which nodes (ruling 11)."""
+    if use.any:
+        raise RefusedError(
+            f"pool {name} is in use: {use}",
+            subject=f"{IP_POOL}({name})",
+            reason="a pool in use is deleted only by force",
+            hint="Release these addresses first, or use --force: the addresses then stay with their holders, "
+            "in blocks that belong to no pool.",
+        )
 
 
 ReleaseAffinities = Callable[[Network], None]
@@ -121,12 +135,12 @@ def delete_unused_pool(engine: Engine, name: str, release_affinities: ReleaseAff
     It is looked at twice, before it is disabled and again when allocations that were under way have finished; found in
     use then, it is enabled again and stays.
     """
-    before = _pool_entry(engine, name).value
-    _refuse_used(engine, before)
+    before, use = look_at_pool(engine, name)
+    refuse_used(name, use)
     _disable(engine, name)
     engine.clock.sleep(SETTLE_SECONDS)
     try:
-        _refuse_used(engine, before)
+        refuse_used(name, look_at_pool(engine, name)[1])
     except RefusedError:
         _set_spec(engine, name, before)
         raise
@@ -144,19 +158,6 @@ def delete_used_pool(engine: Engine, name: str, release_affinities: ReleaseAffin
 
 
 # --- steps of a deletion -----------------------------------------------------------------------------------
-
-
-def _refuse_used(engine: Engine, resource: Resource) -> None:
-    pool = _readable(resource)
-    use = pool_use(engine, pool) if pool is not None else PoolUse()
-    if use.any:
-        raise RefusedError(
-            f"pool {resource.name} is in use: {use}",
-            subject=f"{IP_POOL}({resource.name})",
-            reason="a pool in use is deleted only by force",
-            hint="Release these addresses first, or use --force: the addresses then stay with their holders, "
-            "in blocks that belong to no pool.",
-        )
 
 
 def _disable(engine: Engine, name: str) -> None:

@@ -46,7 +46,7 @@ def parse_network(text: str) -> Network:
 
     A prefix must be written as a length: ``10.0.0.0/255.255.255.0`` is refused, as upstream does.
     """
-    base, slash, length = text.partition("/")
+    _, slash, length = text.partition("/")
     if slash and not (length.isascii() and length.isdigit()):
         raise InvalidInput(f"invalid CIDR address: {text}", subject=text)
     try:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from calico_ipam.errors import AlreadyExists, BadHandle, BadSequenceNumber, InvalidInput, RefusedError
+from calico_ipam.errors import AlreadyExists, BadHandle, BadSequenceNumber, BlockOwnerMismatch, InvalidInput
 from calico_ipam.model.addresses import Address, Network, address_at, ordinal_of
 from calico_ipam.model.affinity import BlockOwner
 from calico_ipam.model.handle import WINDOWS_RESERVED, sanitise_handle
@@ -148,7 +148,9 @@ class Block:
                 seen.add(ordinal)
                 queue.append(ordinal)
             else:
-                problems.append(f"ordinal {ordinal!r} of the free queue is out of range, doubled or in use; it is skipped")
+                problems.append(
+                    f"ordinal {ordinal!r} of the free queue is out of range, doubled or in use; it is skipped"
+                )
         lost = sum(1 for o, i in enumerate(slots) if i is None and o not in seen)
         if lost:
             problems.append(f"{lost} free ordinals are missing from the queue and cannot be assigned")
@@ -258,11 +260,13 @@ class Block:
         )
 
     def check_owner(self, owner: BlockOwner, mismatch: str) -> None:
-        """Raise RefusedError unless the block belongs to ``owner``; only strict affinity asks for this."""
+        """Raise BlockOwnerMismatch unless the block belongs to ``owner``; only strict affinity asks for this."""
         if self.affinity is None:
-            raise RefusedError(f"Attempt to assign from block {self.cidr} with no affinity", subject=str(self.cidr))
+            raise BlockOwnerMismatch(
+                f"Attempt to assign from block {self.cidr} with no affinity", subject=str(self.cidr)
+            )
         if not self.owned_by(owner):
-            raise RefusedError(mismatch, subject=str(self.cidr))
+            raise BlockOwnerMismatch(mismatch, subject=str(self.cidr))
 
     def assign(
         self,
@@ -296,7 +300,10 @@ class Block:
     def assign_address(
         self, address: Address, *, handle: str | None, attrs: Mapping[str, str], owner: BlockOwner | None = None
     ) -> Block:
-        """Return the block with one given address assigned (§8.6). Raises AlreadyExists, InvalidInput, RefusedError."""
+        """Return the block with one given address assigned (§8.6).
+
+        Raises AlreadyExists, InvalidInput (outside), BlockOwnerMismatch.
+        """
         if owner is not None:
             self.check_owner(owner, "Block host affinity does not match")
         ordinal = self.ordinal(address)
@@ -381,7 +388,7 @@ class Block:
         )
 
     def with_attribute(self, ordinal: int, attribute: Attribute) -> Block:
-        """Return the block with another attribute for one address; others that shared the old one keep it (limit L12)."""
+        """Return the block with another attribute for one address; others that shared it keep theirs (limit L12)."""
         index = self.allocations[ordinal]
         if index is None:
             raise InvalidInput(f"{self.address(ordinal)} is not assigned", subject=str(self.address(ordinal)))

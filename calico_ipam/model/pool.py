@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from calico_ipam.errors import IPAMError, InvalidInput, NoQualifiedPool
+from calico_ipam.errors import InvalidInput, IPAMError, NoQualifiedPool
 from calico_ipam.model.addresses import WIDTH, Address, Network, contains, network_of, parse_network
 from calico_ipam.model.block import HostReserved
 from calico_ipam.model.resource import Resource, mapping
@@ -194,7 +194,9 @@ def _why_none(pools: Sequence[Pool], version: int) -> str:
 def _why_not(pools: Sequence[Pool], cidr: Network) -> str:
     for pool in pools:
         if pool.cidr == cidr:
-            return f"Pool {pool.name} {pool.unusable_reason}." if not pool.enabled else (
-                f"Pool {pool.name} has blocks too small for the reserved addresses."
+            return (
+                f"Pool {pool.name} {pool.unusable_reason}."
+                if not pool.enabled
+                else (f"Pool {pool.name} has blocks too small for the reserved addresses.")
             )
     return "No pool has this CIDR; 'ipamctl pool list' shows the pools."

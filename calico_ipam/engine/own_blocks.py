@@ -1,0 +1,187 @@
+"""Where the next address comes from: a block the host owns, or one that it claims now (ipam-library §11.3, §11.4)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+from calico_ipam.datastore.api import Delete, Entry
+from calico_ipam.engine.affinity_release import release_affinity
+from calico_ipam.engine.claim import block_of_row, claim_block
+from calico_ipam.engine.prepare import Family
+from calico_ipam.engine.request import Request
+from calico_ipam.engine.search import BlockMap, fresh_candidates, list_blocks, order_of, reclaim_candidates
+from calico_ipam.engine.world import Engine
+from calico_ipam.errors import (
+    BlockClaimConflict,
+    BlockLimitReached,
+    DeadlineExceeded,
+    IPAMError,
+    NoFreeBlocks,
+    RefusedError,
+    StaleAffinity,
+    StoreDamaged,
+    StoreUnavailable,
+)
+from calico_ipam.model.addresses import Network
+from calico_ipam.model.block import Block
+from calico_ipam.model.keys import BlockKey
+
+log = logging.getLogger(__name__)
+
+#: blocks read in one go; etcd allows 128 operations in a transaction
+READ_AT_ONCE = 64
+
+
+class BlockSource:
+    """Hands out blocks with room, one after the other: the host's own in list order, then newly claimed ones.
+
+    A block is handed out once. ``limit``: whether the number of blocks per host is limited (EnsureBlock does not).
+    """
+
+    def __init__(self, engine: Engine, family: Family, request: Request, *, limited: bool = True) -> None:
+        self._engine = engine
+        self._family = family
+        self._request = request
+        self._limited = limited
+        self._own = self._owned_blocks()
+        self._owned = 0
+        self._free = 0
+        self._map: BlockMap | None = None
+
+    def next(self, at_least: int) -> Entry:
+        """Return the next block with ``at_least`` free addresses.
+
+        Raises BlockLimitReached, NoFreeBlocks, RefusedError when new blocks may not be claimed automatically.
+        """
+        for block in self._own:
+            if self._room(block.value) >= at_least:
+                return block
+        config = self._family.world.config
+        limit, source = config.block_limit(self._request.max_blocks)
+        if self._limited and self._owned >= limit:
+            raise BlockLimitReached(
+                hint=f"The limit of {limit} blocks comes from {source}; {self._request.host} owns {self._owned} blocks "
+                f"with {self._free} free addresses in the pools in play. Raise the limit, or use larger blocks."
+            )
+        if not config.auto_allocate_blocks:
+            raise RefusedError(
+                "failed to find or claim a block",
+                hint="AutoAllocateBlocks is off and the blocks this host owns are full: claim one for it first.",
+            )
+        block = self._claim(at_least)
+        self._owned += 1
+        return block
+
+    def blocks(self) -> BlockMap:
+        """Return all blocks of the family: listed at the first call, corrected since."""
+        if self._map is None:
+            self._map = list_blocks(self._engine, self._family.version)
+        return self._map
+
+    def _fresh(self, block: Block) -> Block:
+        return self._engine.fresh(block, self._family.world.config)
+
+    def _room(self, block: Block) -> int:
+        return self._fresh(block).free(self._family.reservations)
+
+    # --- blocks of our own ---------------------------------------------------------------------------------
+
+    def _owned_blocks(self) -> Iterator[Entry]:
+        """Yield our blocks; count them only once they are known to be ours (limit L17)."""
+        rows = self._family.rows
+        for start in range(0, len(rows), READ_AT_ONCE):
+            batch = rows[start : start + READ_AT_ONCE]
+            snapshot = self._engine.store.read(*(BlockKey(row.cidr) for row in batch))
+            for row in batch:
+                cidr = row.cidr
+                try:
+                    stored = snapshot.entry(BlockKey(cidr))
+                    if self._family.reservations.covers(cidr):
+                        self._owned += stored is not None and stored.value.owned_by(self._request.owner)
+                        continue
+                    block = block_of_row(self._engine, self._request.owner, row, stored)
+                except StaleAffinity as error:
+                    log.info("%s", error)
+                    continue
+                except (DeadlineExceeded, StoreUnavailable):
+                    raise
+                except IPAMError as error:
+                    self._owned += 1  # it cannot be looked at, so it must be assumed to be ours
+                    log.warning("block %s of this host cannot be used: %s", cidr, error)
+                    continue
+                self._owned += 1
+                self._free += self._room(block.value)
+                yield block
+
+    # --- new blocks ----------------------------------------------------------------------------------------
+
+    def _claim(self, at_least: int) -> Entry:
+        """Claim the first free place, or else the first empty block of somebody else (§10.6)."""
+        blocks, engine = self.blocks(), self._engine
+        reservations, config = self._family.reservations, self._family.world.config
+        orders = [order_of(pool, self._request.host, engine) for pool in self._family.pools]
+        if not orders:
+            raise RefusedError(f"no configured Calico pools for {self._request.owner.kind}:{self._request.host}")
+        for order in orders:
+            for candidate in fresh_candidates(order, blocks, self._request.owner, reservations, engine, config):
+                block = self._try(candidate.cidr, at_least, fresh=candidate.entry is None)
+                if block is not None:
+                    return block
+        for order in orders:
+            for empty in reclaim_candidates(order, blocks, reservations, engine, config):
+                if self._reclaim(empty):
+                    block = self._try(empty.value.cidr, at_least, fresh=True)
+                    if block is not None:
+                        return block
+        raise NoFreeBlocks
+
+    def _try(self, cidr: Network, at_least: int, *, fresh: bool) -> Entry | None:
+        """Claim one CIDR; None when somebody was quicker, or it was filled in the meantime (limit L5)."""
+        blocks, engine = self.blocks(), self._engine
+        blocks.set_aside(cidr)
+        known = (None, None) if fresh and all(row.cidr != cidr for row in self._family.rows) else None
+        reserved = self._request.host_reserved.get(self._family.version)
+        try:
+            block = claim_block(engine, self._request.owner, cidr, reserved=reserved, known=known)
+        except (BlockClaimConflict, StoreDamaged) as error:
+            log.info("%s; trying another block", error)
+            self._learn(cidr)
+            return None
+        blocks.learn(block)
+        room = self._room(block.value)
+        if room >= at_least:
+            return block
+        if fresh and block.value.sequence_for == {}:
+            raise RefusedError(
+                f"Block '{cidr}' has {room} free ips which is less than {at_least} ips required.", subject=str(cidr)
+            )
+        return None
+
+    def _learn(self, cidr: Network) -> None:
+        try:
+            entry = self._engine.store.read(BlockKey(cidr)).entry(BlockKey(cidr))
+        except StoreDamaged:
+            return
+        if entry is not None:
+            self.blocks().learn(entry)
+
+    def _reclaim(self, empty: Entry) -> bool:
+        """Take an empty block from its owner; it must still be as it was listed."""
+        block: Block = empty.value
+        owner = block.owner
+        try:
+            if owner is None:
+                # Nobody owns it, so nobody will ever delete it: limit L9.
+                self._engine.store.commit(Delete(empty))
+            else:
+                release_affinity(
+                    self._engine, owner, block.cidr, must_be_empty=True, sequence_number=block.sequence_number
+                )
+        except (DeadlineExceeded, StoreUnavailable):
+            raise
+        except IPAMError as error:
+            log.info("empty block %s of %s could not be taken over: %s", block.cidr, block.affinity, error)
+            return False
+        self.blocks().forget(block.cidr)
+        return True
