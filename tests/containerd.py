@@ -9,6 +9,7 @@ container, so nothing can outlive a test.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -17,6 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from secrets import token_hex
 
 import pytest
 
@@ -70,6 +72,9 @@ class Containerd:
         assert done.returncode == 0, f"ctr {' '.join(arguments)}: {done.stderr or done.stdout}"
         return done.stdout
 
+    def _run(self, name: str, rootfs: Path) -> list[str]:
+        return self.command("run", "--rm", "--cni", "--rootfs", str(rootfs), name, "/bin/sleep", "300")
+
     @contextmanager
     def container(self, name: str, rootfs: Path) -> Iterator[Container]:
         """Run a container with CNI networking. At the end it is stopped, and containerd has sent its DEL.
@@ -78,29 +83,29 @@ class Containerd:
         """
         log = self.folder / f"{name}.log"
         with log.open("w") as output:
-            run = subprocess.Popen(
-                self.command("run", "--rm", "--cni", "--rootfs", str(rootfs), name, "/bin/sleep", "300"),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-            )
+            run = subprocess.Popen(self._run(name, rootfs), stdin=subprocess.DEVNULL, stdout=output, stderr=output)
         try:
 
             def running() -> bool:
                 assert run.poll() is None, f"ctr run ended early: {log.read_text()}"
-                return f"{name} " in (tasks := self.ctr("task", "list")) and "RUNNING" in tasks
+                return re.search(rf"^{name}\s.*RUNNING", self.ctr("task", "list"), re.MULTILINE) is not None
 
             wait_until(f"container {name} runs", running)
-            container = Container(self, name)
-            yield container
+            yield Container(self, name)
             self.ctr("task", "kill", "--signal=SIGKILL", name)
             run.wait(timeout=30)
-            output_text = log.read_text()
-            assert "level=error" not in output_text and "failed" not in output_text, output_text
+            said = log.read_text()
+            assert "error" not in said and "failed" not in said, said
         finally:
             if run.poll() is None:
                 run.kill()
                 run.wait()
+
+    def refused(self, name: str, rootfs: Path) -> str:
+        """Run a container that cannot be networked; return what ``ctr`` said about it."""
+        done = subprocess.run(self._run(name, rootfs), capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode != 0, f"container {name} was not refused: {done.stdout}"
+        return done.stderr
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +152,9 @@ def started(folder: Path, *, configurations: Path, plugins: Path) -> Iterator[Co
         f'[grpc]\n  address = "{folder}/containerd.sock"\n[ttrpc]\n  address = "{folder}/containerd.sock.ttrpc"\n'
     )
     log = folder / "containerd.log"
-    namespace = f"calico-{os.getpid()}-{time.monotonic_ns()}"  # also the name of a control group of the host
+    # Also the name of a control group of the host, and short: a host link is named by the first eleven characters of
+    # "<namespace>-<container>".
+    namespace = f"t{token_hex(2)}"
     isolated = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "--propagation=private"]
     with log.open("w") as output:
         process = subprocess.Popen(
