@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from calico_ipam.datastore.api import Datastore, Deadline
-from calico_ipam.engine import assign, ensure, lookup, release, settings, specific
+from calico_ipam.datastore.api import Datastore, Deadline, Entry
+from calico_ipam.engine import admin, assign, ensure, lookup, owners, release, settings, specific, utilization
+from calico_ipam.engine.owners import OwnerPreconditions, OwnerUpdates
 from calico_ipam.engine.policy import Clock, Retry, SystemClock
 from calico_ipam.engine.request import Request
-from calico_ipam.engine.results import AssignmentAttributes, AutoAssigned, NamespaceLabels, ReleaseResult
+from calico_ipam.engine.results import AssignmentAttributes, AutoAssigned, ClaimResult, NamespaceLabels, ReleaseResult
+from calico_ipam.engine.utilization import Utilization
 from calico_ipam.engine.world import Engine
 from calico_ipam.model.addresses import Address, Network
-from calico_ipam.model.block import HostReserved, ReleaseOption
+from calico_ipam.model.affinity import BlockOwner
+from calico_ipam.model.block import Block, HostReserved, ReleaseOption
 from calico_ipam.model.config import IPAMConfig
 from calico_ipam.model.pool import WORKLOAD, Pool
 from calico_ipam.model.reservation import Reservations
@@ -167,3 +170,58 @@ class IPAM:
     def set_config(self, config: IPAMConfig) -> None:
         """Store settings by compare-and-swap (limit L20). Raises InvalidInput for a broken rule."""
         settings.set_config(self._engine, config)
+
+    def claim_affinity(self, cidr: Network, owner: BlockOwner) -> ClaimResult:
+        """Make ``owner`` own every block of ``cidr`` that nobody else has (§14.1). No block limit applies.
+
+        Raises InvalidInput (in no enabled pool), InvalidSize. Another error carries ``error.partial``, a ClaimResult.
+        """
+        return admin.claim_affinity(self._engine, cidr, owner)
+
+    def release_affinity(self, cidr: Network, owner: BlockOwner, *, must_be_empty: bool) -> None:
+        """Take the blocks of ``cidr`` from ``owner`` (§14.2). Raises BlockNotEmpty, InvalidInput, InvalidSize."""
+        admin.release_affinity(self._engine, cidr, owner, must_be_empty=must_be_empty)
+
+    def release_host_affinities(self, owner: BlockOwner, *, must_be_empty: bool) -> None:
+        """Take all blocks from ``owner`` (§14.3). Raises the last error after every block was tried."""
+        admin.release_host_affinities(self._engine, owner, must_be_empty=must_be_empty)
+
+    def release_pool_affinities(self, pool: Network) -> None:
+        """Take every block inside ``pool`` from its owner, used or not (§14.4)."""
+        admin.release_pool_affinities(self._engine, pool)
+
+    def release_block_affinity(self, block: Block, *, must_be_empty: bool) -> None:
+        """Take a block that was read before from the owner it had then (§14.5). Raises BlockNotEmpty, Conflict."""
+        admin.release_block_affinity(self._engine, block, must_be_empty=must_be_empty)
+
+    def remove_ipam_host(self, owner: BlockOwner) -> None:
+        """Forget a host: its blocks become nobody's, addresses stay with their holders (§14.6)."""
+        admin.remove_ipam_host(self._engine, owner)
+
+    def collect_cold_addresses(self, block: Entry, config: IPAMConfig) -> None:
+        """Free what has cooled down in a block that was read before (§18.3). Raises Conflict, NotFound."""
+        admin.collect_cold_addresses(self._engine, config, block)
+
+    def set_owner_attributes(
+        self,
+        ip: Address,
+        handle: str,
+        updates: OwnerUpdates,
+        preconditions: OwnerPreconditions | None = None,
+    ) -> None:
+        """Say which pod has an address now, or will have it (§15.2).
+
+        Raises InvalidInput (no pool, another handle), NotFound, OwnerMismatch (then nothing was changed).
+        """
+        owners.set_owner_attributes(self._engine, ip, handle, updates, preconditions or OwnerPreconditions())
+
+    def ensure_active_vm_owner(self, network: str, namespace: str, vm: str, target_pod: str) -> None:
+        """Make a migration's target pod the active owner of a VM's addresses (§15.3).
+
+        Raises NotFound, AlternateOwnerEmpty, AlternateOwnerMismatch, RefusedError.
+        """
+        owners.ensure_active_vm_owner(self._engine, network, namespace, vm, target_pod)
+
+    def get_utilization(self, pools: Iterable[str] = ()) -> Utilization:
+        """Count addresses by pool and block (§17); ``pools``: names or CIDRs as written, none means all."""
+        return utilization.get_utilization(self._engine, pools)

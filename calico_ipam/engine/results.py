@@ -79,3 +79,11 @@ class NamespaceLabels:
 
     name: str
     labels: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimResult:
+    """Blocks that are the owner's now, and blocks that are not because somebody else has them (§14.1)."""
+
+    claimed: tuple[Network, ...] = ()
+    failed: tuple[Network, ...] = ()
