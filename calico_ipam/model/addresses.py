@@ -36,6 +36,8 @@ def parse_address(text: str) -> Address:
         address = ip_address(text)
     except ValueError:
         raise InvalidInput(f"invalid IP address: {text}", subject=text) from None
+    if "%" in text:
+        raise InvalidInput(f"invalid IP address: {text}", subject=text, hint="Leave the zone out.")
     if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
         return address.ipv4_mapped
     return address
@@ -44,10 +46,10 @@ def parse_address(text: str) -> Address:
 def parse_network(text: str) -> Network:
     """Return the masked network that a CIDR, or a bare address (a /32 or /128), names. Raises InvalidInput.
 
-    A prefix must be written as a length: ``10.0.0.0/255.255.255.0`` is refused, as upstream does.
+    A prefix must be written as a length: ``10.0.0.0/255.255.255.0`` is refused, as upstream does, and so is a zone.
     """
-    _, slash, length = text.partition("/")
-    if slash and not (length.isascii() and length.isdigit()):
+    base, slash, length = text.partition("/")
+    if (slash and not (length.isascii() and length.isdigit())) or "%" in base:
         raise InvalidInput(f"invalid CIDR address: {text}", subject=text)
     try:
         network = ip_network(text, strict=False)
