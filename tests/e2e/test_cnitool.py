@@ -149,5 +149,5 @@ def test_status_of_a_node_that_cannot_add(tmp_path: Path) -> None:
         site = fresh_site(tmp_path / "site")
         runtime = Runtime(site, site.install("12-sqlite-status-gc.conflist")["name"], {})
         site.store.write_text("no database")
-        with pytest.raises(AssertionError, match="not a database|no database"):
+        with pytest.raises(AssertionError, match=r"not a database|no database"):
             runtime("status", namespace)

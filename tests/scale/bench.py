@@ -1,0 +1,267 @@
+"""`make bench`: what a call costs, one table from one run.
+
+Process figures: the plugins run as a runtime runs them, cold, in turn with the distribution's ``ptp`` + ``host-local``
+on the same sandboxes, so that whatever else the machine does meets all of them alike. The host of the run is a network
+namespace of its own. Library figures: one process, then eight. A figure reports, it never fails; a wrong result does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+ROUNDS = 31
+BLOCKS = (16, 1024)
+PROCESSES = 8
+#: Pairs of assign and release in one sample of the library, and samples per figure.
+PAIRS, SAMPLES = 50, 31
+INSIDE = "CALICO_IPAM_BENCH_INSIDE"
+PROGRAMS = Path(sys.executable).parent
+FOREIGN = Path("/usr/lib/cni")
+
+#: What issue and README aim at, shown beside the figure: (row, column) -> text.
+AIMS = {
+    ("calico ADD", "cpu"): "≤ 250",
+    ("calico ADD", "peak"): "≤ 60",
+    ("calico VERSION", "wall"): "≤ 60",
+    ("calico STATUS", "wall"): "≤ 120",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """One process and what it waited for: milliseconds of CPU and of wall clock, MiB of peak memory of the largest."""
+
+    cpu: float
+    wall: float
+    peak: float
+
+
+def measured(program: Path, environ: Mapping[str, str], stdin: str) -> Cost:
+    """Run a plugin once. Raises RuntimeError with its words when it fails."""
+    with tempfile.TemporaryFile("w+") as given, tempfile.TemporaryFile("w+") as said:
+        given.write(stdin)
+        given.seek(0)
+        began = time.perf_counter()
+        files = [(os.POSIX_SPAWN_DUP2, stream.fileno(), target) for target, stream in enumerate((given, said, said))]
+        child = os.posix_spawn(program, [str(program)], {**os.environ, **environ}, file_actions=files)
+        _, status, usage = os.wait4(child, 0)
+        wall = time.perf_counter() - began
+        if status:
+            said.seek(0)
+            raise RuntimeError(f"{program.name} {environ['CNI_COMMAND']} failed: {said.read()}")
+    return Cost(1000 * (usage.ru_utime + usage.ru_stime), 1000 * wall, usage.ru_maxrss / 1024)
+
+
+# --- plugins ------------------------------------------------------------------------------------------------
+
+
+def prepare_host(folder: Path) -> tuple[dict[str, object], dict[str, object]]:
+    """Make the namespaces, the store and the two network configurations: ours, the yardstick's."""
+    script = """
+    mkdir -p /run/netns && mount -t tmpfs none /run/netns
+    ip link set lo up
+    ip netns add bench
+    """
+    subprocess.run(["sh", "-euc", script], check=True)
+    subprocess.run(
+        [PROGRAMS / "ipamctl", "--datastore", f"sqlite://{folder}/ipam.db", "init", "--ipv4-pool", "10.244.0.0/16"],
+        check=True,
+        capture_output=True,
+    )
+    ours: dict[str, object] = {
+        "cniVersion": "1.1.0",
+        "name": "bench",
+        "type": "calico",
+        "datastore_type": "sqlite",
+        "sqlite_path": f"{folder}/ipam.db",
+        "nodename_file_optional": True,
+        "log_file_path": f"{folder}/cni.log",
+        "ipam_lock_file": f"{folder}/ipam.lock",
+        "ipam": {"type": "calico-ipam"},
+    }
+    yardstick: dict[str, object] = {
+        "cniVersion": "1.0.0",
+        "name": "yardstick",
+        "type": "ptp",
+        "ipam": {"type": "host-local", "subnet": "10.99.0.0/16", "dataDir": f"{folder}/host-local"},
+    }
+    return ours, yardstick
+
+
+def plugin_figures(folder: Path) -> dict[str, list[Cost]]:
+    """Return the costs of each verb, ours and the yardstick's in turn."""
+    ours, yardstick = prepare_host(folder)
+    costs: dict[str, list[Cost]] = defaultdict(list)
+    calls = (
+        ("calico VERSION", PROGRAMS / "calico", "VERSION", ours),
+        ("calico STATUS", PROGRAMS / "calico", "STATUS", ours),
+        ("calico ADD", PROGRAMS / "calico", "ADD", ours),
+        ("calico DEL", PROGRAMS / "calico", "DEL", ours),
+        ("ptp + host-local ADD", FOREIGN / "ptp", "ADD", yardstick),
+        ("ptp + host-local DEL", FOREIGN / "ptp", "DEL", yardstick),
+    )
+    for number in range(ROUNDS + 1):
+        for row, program, verb, netconf in calls:
+            environ = {
+                "CNI_COMMAND": verb,
+                "CNI_CONTAINERID": f"bench{number}",
+                "CNI_NETNS": "/run/netns/bench",
+                "CNI_IFNAME": "eth0",
+                "CNI_PATH": f"{PROGRAMS}:{FOREIGN}",
+            }
+            cost = measured(program, environ, json.dumps(netconf))
+            if number:  # the first round fills the page cache and the compiled files
+                costs[row].append(cost)
+    return costs
+
+
+# --- the library --------------------------------------------------------------------------------------------
+
+#: Claims a block for each of so many hosts, or works as one of them. Run as a process of its own: a figure must not
+#: depend on what was imported before.
+LIBRARY = """
+import sys, time
+from contextlib import closing
+from calico_ipam.datastore.config import open_datastore
+from calico_ipam.engine.client import IPAM
+
+what, url, host, number = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])
+with closing(open_datastore(url)) as store:
+    ipam = IPAM(store, hostname=host)
+    if what == "fill":
+        for index in range(number):
+            ipam.auto_assign(use="Workload", num4=1, handle=f"filled.{index}", hostname=f"host{index}")
+    else:
+        for index in range(number):
+            handle = f"bench.{host}-{index}"
+            assigned = ipam.auto_assign(use="Workload", num4=1, handle=handle)
+            assert len(assigned.ipv4) == 1, assigned
+            if index == 0:
+                began = time.perf_counter()  # the first one opens everything
+            ipam.release_by_handle(handle)
+            if index and index % PAIRS == 0:
+                now = time.perf_counter()
+                print(PAIRS / (now - began))
+                began = now
+""".replace("PAIRS", str(PAIRS))
+
+
+def library(what: str, url: str, host: str, number: int) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", LIBRARY, what, url, host, str(number)], stdout=subprocess.PIPE, text=True
+    )
+
+
+def finished(process: subprocess.Popen[str]) -> list[float]:
+    output, _ = process.communicate()
+    if process.returncode:
+        raise RuntimeError(f"the library failed: {output}")
+    return [float(line) for line in output.split()]
+
+
+def library_figures(folder: Path) -> Iterator[tuple[str, list[float]]]:
+    """Yield pairs of assign and release per second, by store."""
+    for blocks in BLOCKS:
+        url = f"sqlite://{folder}/{blocks}.db"
+        subprocess.run(
+            [PROGRAMS / "ipamctl", "--datastore", url, "init", "--ipv4-pool", "10.0.0.0/12"],
+            check=True,
+            capture_output=True,
+        )
+        finished(library("fill", url, "unused", blocks))
+        yield f"1 process, {blocks} blocks", finished(library("work", url, "host3", PAIRS * SAMPLES + 1))
+        if blocks == BLOCKS[0]:
+            number = PAIRS * 5 + 1
+            began = time.perf_counter()
+            for process in [library("work", url, f"host{i}", number) for i in range(PROCESSES)]:
+                finished(process)
+            together = PROCESSES * number / (time.perf_counter() - began)
+            yield f"{PROCESSES} processes at once, {blocks} blocks (start included)", [together]
+        assert_nothing_lost(url, blocks)
+
+
+def assert_nothing_lost(url: str, filled: int) -> None:
+    """Every address that was assigned for the run was released, and the others are still held."""
+    from calico_ipam.datastore.config import open_datastore
+    from calico_ipam.model.keys import Blocks, Handles
+
+    with closing(open_datastore(url)) as store:
+        held = sum(index is not None for entry in store.list(Blocks()) for index in entry.value.allocations)
+        handles = len(store.list(Handles()))
+    if (held, handles) != (filled, filled):
+        raise RuntimeError(f"{filled} addresses and handles were to be held, found {held} and {handles}")
+
+
+# --- the table ----------------------------------------------------------------------------------------------
+
+
+def describe_machine() -> str:
+    model = next(
+        (line.partition(":")[2].strip() for line in Path("/proc/cpuinfo").open() if line.startswith("model name")), "?"
+    )
+    return f"{model}, {os.cpu_count()} cores, Linux {platform.release()}, Python {platform.python_version()}"
+
+
+def report(plugins: Mapping[str, list[Cost]], rates: Mapping[str, list[float]]) -> None:
+    print(f"\n{describe_machine()}; medians of {ROUNDS} rounds, cold processes, SQLite\n")
+    print(f"| {'call':<22} | CPU ms        | wall ms       | peak MiB      |")
+    print(f"|{'-' * 24}|---------------|---------------|---------------|")
+    for row, costs in plugins.items():
+        cells = []
+        for column in ("cpu", "wall", "peak"):
+            value = statistics.median(getattr(cost, column) for cost in costs)
+            aim = AIMS.get((row, column))
+            cells.append(f"{value:6.1f}" + (f" ({aim})" if aim else ""))
+        print(f"| {row:<22} | " + " | ".join(f"{cell:<13}" for cell in cells) + " |")
+    print("\nPeak memory is never below this program's own, which every process starts from.\n")
+    print(f"| {'assign one + release by handle':<52} | pairs/s      |")
+    print(f"|{'-' * 54}|--------------|")
+    first = statistics.median(next(iter(rates.values())))
+    for row, samples in rates.items():
+        rate = statistics.median(samples)
+        aim = "≥ 500" if row == f"1 process, {BLOCKS[0]} blocks" else ""
+        if row == f"1 process, {BLOCKS[1]} blocks":
+            aim = f"{100 * rate / first:.0f} % ≥ 80"
+        print(f"| {row:<52} | {rate:6.0f}" + (f" ({aim})" if aim else "") + " |")
+
+
+def main() -> int:
+    if not os.environ.get(INSIDE):
+        if os.geteuid() != 0:
+            print("`make bench` makes network namespaces and needs root: sudo make bench")
+            return 1
+        isolated = [
+            "unshare",
+            "--net",
+            "--mount",
+            "--propagation",
+            "private",
+            sys.executable,
+            "-m",
+            "tests.scale.bench",
+        ]
+        return subprocess.run(isolated, env={**os.environ, INSIDE: "1"}, check=False).returncode
+    folder = Path(tempfile.mkdtemp(prefix="calico-ipam-bench-"))
+    try:
+        plugins = plugin_figures(folder)
+        report(plugins, dict(library_figures(folder)))
+    finally:
+        shutil.rmtree(folder)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
