@@ -198,9 +198,15 @@ class AddressInCooldown(RefusedError):
 class AlternateOwnerEmpty(RefusedError):
     """A migration target was to be promoted, but no alternate owner is recorded (ipam-library §15.3)."""
 
+    def __init__(self, *, subject: str = "") -> None:
+        super().__init__("AlternateOwnerAttrs is empty", subject=subject)
+
 
 class AlternateOwnerMismatch(RefusedError):
     """A migration target was to be promoted, but the alternate owner is another pod (ipam-library §15.3)."""
+
+    def __init__(self, *, subject: str = "") -> None:
+        super().__init__("AlternateOwnerAttrs doesn't match expected target owner", subject=subject)
 
 
 class NoFreeBlocks(RefusedError):

@@ -37,7 +37,7 @@ class Assignments:
         if len(self.addresses) >= self.requested:
             return None
         parts = [f"Assigned {len(self.addresses)} out of {self.requested} requested IPv{self.version} addresses"]
-        parts += self.messages
+        parts += dict.fromkeys(self.messages)  # each once, however many rounds came to it
         if self.host_reserved is not None:
             parts.append(f"HostReservedAttr: {self.host_reserved.handle}")
         return "; ".join(parts)

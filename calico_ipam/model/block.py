@@ -233,16 +233,15 @@ class Block:
     def mature(self, cooldown: int, now: int) -> Block:
         """Return the block normalised for a cooldown (seconds) at ``now`` (nanoseconds); itself when nothing changes.
 
-        Addresses released long enough ago go to the back of the queue, oldest release first (limit L22);
-        attributes nobody uses are dropped (§8.2).
+        Addresses released long enough ago go to the back of the queue, oldest release first (limit L22); a release of
+        this very moment is long enough ago when ``cooldown`` is 0. Attributes nobody uses are dropped (§8.2).
         """
         ripe = []
         if any(a.cold for a in self.attributes):
             limit = now - cooldown * SECOND
             for ordinal, attribute in self.taken():
                 at = attribute.released_at
-                # With no cooldown a release is effective at once, whatever other hosts' clocks say.
-                if at is not None and (cooldown <= 0 or at <= limit):
+                if at is not None and (cooldown < 0 or at <= limit):
                     ripe.append((at, ordinal))
             ripe.sort()
         freed = {ordinal for _, ordinal in ripe}

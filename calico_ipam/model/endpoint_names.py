@@ -45,7 +45,7 @@ class EndpointIds:
         for field, value in self._fields():
             if not value:
                 if field == "node":
-                    raise _invalid(field, None, "field should be assigned")
+                    raise invalid_field(field, None, "field should be assigned")
                 return "-".join([*parts, ""])
             parts.append(_escaped(field, value))
         return "-".join(parts)
@@ -59,10 +59,10 @@ class EndpointIds:
 
     def _checked(self) -> Iterator[tuple[str, str]]:
         if not self.node:
-            raise _invalid("node", None, "field should be assigned")
+            raise invalid_field("node", None, "field should be assigned")
         for field, value in self._fields():
             if not value:
-                raise _invalid(field, value, "field should be assigned")
+                raise invalid_field(field, value, "field should be assigned")
             yield field, value
 
     def _fields(self) -> tuple[tuple[str, str], ...]:
@@ -115,13 +115,14 @@ def split_name(name: str) -> list[str]:
 
 def _escaped(field: str, value: str) -> str:
     if value.startswith("-"):
-        raise _invalid(field, value, "field must not begin with a '-'")
+        raise invalid_field(field, value, "field must not begin with a '-'")
     if value.endswith("-"):
-        raise _invalid(field, value, "field must not end with a '-'")
+        raise invalid_field(field, value, "field must not end with a '-'")
     return value.replace("-", "--")
 
 
-def _invalid(field: str, value: str | None, reason: str) -> InvalidInput:
+def invalid_field(field: str, value: str | None, reason: str) -> InvalidInput:
+    """Return upstream's validation error for one field of an object; ``value`` None is not shown."""
     shown = field if value is None else f"{field} = '{value}'"
     return InvalidInput(f"error with field {shown} ({reason})", subject=field, reason=reason)
 

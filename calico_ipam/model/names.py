@@ -17,7 +17,7 @@ LABEL_HOSTNAME_HASH = "projectcalico.org/hostname-hash"
 LABEL_IP_VERSION = "projectcalico.org/ip-version"
 
 DEFAULT_NETWORK = "k8s-pod-network"
-MAX_OBJECT_NAME = 253  # characters; a name of exactly this length is already cut
+MAX_OBJECT_NAME = 253  # bytes; the name of an affinity row of exactly this length is already cut
 
 _HASH_CHARACTERS = 11
 _DASHED = str.maketrans("./:", "---")
@@ -35,16 +35,18 @@ def cidr_name(cidr: Network) -> str:
 def affinity_name(host: str, cidr: Network) -> str:
     """Return the object name of an affinity row; long ones are cut and get a hash (§2.3).
 
-    The kind of owner is not part of the name: a host and a virtual host of one name collide (limit L25).
+    The kind of owner is not part of the name: a host and a virtual host of one name collide (limit L25). Lengths are
+    bytes.
     """
     block = cidr_name(cidr)
     name = f"{host}-{block}"
-    if len(name) < MAX_OBJECT_NAME:
+    if len(name.encode()) < MAX_OBJECT_NAME:
         return name
     from hashlib import sha256
 
     digest = sha256(f"{host}+{block}".encode()).hexdigest()[:_HASH_CHARACTERS]
-    return f"{host[: MAX_OBJECT_NAME - 1 - len(block) - _HASH_CHARACTERS - 2]}-{block}-{digest}"
+    room = MAX_OBJECT_NAME - 1 - len(block) - _HASH_CHARACTERS - 2
+    return f"{host.encode()[:room].decode(errors='replace')}-{block}-{digest}"
 
 
 def hostname_hash(host: str) -> str:

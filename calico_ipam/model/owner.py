@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from calico_ipam.model.block import Block
+
 POD = "pod"
 NAMESPACE = "namespace"
 NODE = "node"
@@ -33,3 +35,13 @@ class Owner:
             return not attributes
         found = attributes or {}
         return found.get(POD) == self.name and found.get(NAMESPACE) == self.namespace
+
+
+def held_elsewhere(block: Block) -> list[tuple[int, str]]:
+    """Return (ordinal, node) of the addresses of a block whose holder is not on the block's own node, ascending.
+
+    The node is the one that the holder's attributes name, empty where they name none.
+    """
+    home = block.owner.host if block.owner else ""
+    nodes = ((ordinal, attribute.active.get(NODE, "")) for ordinal, attribute in block.taken())
+    return [(ordinal, node) for ordinal, node in nodes if node != home]
