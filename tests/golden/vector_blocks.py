@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from calico_ipam.datastore.api import Entry
-from calico_ipam.datastore.codec import decode_as, encode
+from calico_ipam.datastore.codec import decode, encode
 from calico_ipam.datastore.paths import path_of
 from calico_ipam.errors import IPAMError
 from calico_ipam.model.addresses import network_of, parse_address, parse_network
@@ -24,7 +24,7 @@ Row = Mapping[str, Any]
 def stored(document: Row) -> Entry:
     """Return the entry that a stored block document is read as."""
     key = BlockKey(parse_network(document["cidr"]))
-    entry = decode_as(key, path_of(key), json.dumps(document), "1")
+    entry = decode(key, path_of(key), json.dumps(document), "1")
     assert isinstance(entry, Entry), entry
     assert not entry.value.problems, entry.value.problems
     return entry
