@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from calico_cni import gojson
@@ -74,6 +74,10 @@ class Request:
     def args(self) -> str:
         return self.environ.get("CNI_ARGS", "")
 
+    def as_verb(self, command: str) -> Request:
+        """Return the same call with another verb."""
+        return replace(self, environ={**self.environ, "CNI_COMMAND": command})
+
     @property
     def path(self) -> list[str]:
         """The folders that may hold other plugins, in order."""
@@ -88,10 +92,14 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """What the caller sees: at most one document on stdout, and the exit status."""
+    """What the caller sees: at most one document on stdout, and the exit status.
+
+    ``undo``: the call that takes back what this one made, should nobody be there to hear the answer.
+    """
 
     stdout: str = ""
     exit_code: int = 0
+    undo: Request | None = None
 
     @classmethod
     def error(cls, error: CNIError) -> Response:

@@ -1,0 +1,124 @@
+"""The real world of a call: this machine's clock, files, namespaces, programs and stores."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from calico_cni.context import Context, Finished
+from calico_cni.logs import logging_to
+from calico_cni.netconf import LogConf
+
+if TYPE_CHECKING:
+    from calico_cni.dataplane.api import Dataplane
+    from calico_ipam.datastore.api import Datastore
+
+
+class PlainClock:
+    """The machine's clock, without the engine's imports: STATUS and GC of ``calico`` never load the engine."""
+
+    def now(self) -> int:
+        """Unix time in nanoseconds."""
+        return time.time_ns()
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+
+def system_context(stderr: TextIO) -> Context:
+    """Return the context of a call in this process; log lines and other programs' stderr go to ``stderr``."""
+    return Context(
+        open_store=open_store,
+        dataplane=linux_dataplane,
+        clock=PlainClock(),
+        hostname=lambda: socket.gethostname().strip().lower(),
+        same_namespace=same_namespace,
+        logging=_logging(stderr),
+        run_program=run_program,
+        fetch=fetch,
+        note=_note(stderr),
+    )
+
+
+@contextlib.contextmanager
+def open_store(settings: Mapping[str, Any], environ: Mapping[str, str]) -> Iterator[Datastore]:
+    """Open the store that a network configuration and the environment name, as upstream detects it (rulings 3)."""
+    from calico_ipam.datastore.config import open_plugin_datastore
+
+    store = open_plugin_datastore(settings, environ)
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+def linux_dataplane() -> Dataplane:
+    """Return the dataplane of this machine."""
+    from calico_cni.dataplane.linux import LinuxDataplane
+
+    return LinuxDataplane()
+
+
+def same_namespace(netns: str) -> bool:
+    """Tell whether a path is the network namespace of this process; False for one that cannot be looked at."""
+    try:
+        ours, theirs = Path("/proc/self/ns/net").stat(), Path(netns).stat()
+    except (OSError, ValueError):
+        return False
+    return (ours.st_dev, ours.st_ino) == (theirs.st_dev, theirs.st_ino)
+
+
+def run_program(path: Path, environ: Mapping[str, str], stdin: bytes, timeout: float) -> Finished:
+    """Run another plugin and wait for it; after ``timeout`` seconds it and its children are killed."""
+    with subprocess.Popen(  # noqa: S603 - the program is the plugin that the configuration names
+        [str(path)],
+        env=dict(environ),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    ) as process:
+        try:
+            stdout, stderr = process.communicate(stdin, timeout)
+        except BaseException as error:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, 9)
+            if isinstance(error, subprocess.TimeoutExpired):
+                raise TimeoutError(f"{path.name} did not end within {timeout:g} s") from None
+            raise
+    return Finished(process.returncode, stdout, stderr)
+
+
+def fetch(url: str, timeout: float) -> int:
+    """Return the HTTP status of a GET. Raises OSError when there is no answer within ``timeout`` seconds."""
+    from http.client import HTTPException
+    from urllib.error import HTTPError
+    from urllib.request import Request, urlopen
+
+    try:
+        with urlopen(Request(url, method="GET"), timeout=timeout) as answer:  # noqa: S310 - the user's own URL
+            return int(answer.status)
+    except HTTPError as error:
+        return error.code
+    except HTTPException as error:
+        raise OSError(str(error)) from error
+
+
+def _logging(stderr: TextIO) -> Callable[[LogConf], AbstractContextManager[None]]:
+    return lambda conf: logging_to(stderr, conf)
+
+
+def _note(stderr: TextIO) -> Callable[[bytes], None]:
+    def note(text: bytes) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            stderr.write(text.decode("utf-8", "replace"))
+            stderr.flush()
+
+    return note
