@@ -14,6 +14,8 @@ class MemoryStore(DocumentStore):
     """Keeps rows in memory; everything above rows is the code of the real backends. Without watches."""
 
     def __init__(self) -> None:
+        super().__init__()
+        super().__init__()
         self._rows: dict[str, Row] = {}
         self._revision = 0
 

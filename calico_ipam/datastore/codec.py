@@ -21,7 +21,6 @@ from calico_ipam.datastore.gojson import (
     serialise,
     sorted_map,
 )
-from calico_ipam.datastore.paths import key_of, path_of
 from calico_ipam.errors import InvalidInput, NotSupported
 from calico_ipam.model.addresses import Network, parse_network
 from calico_ipam.model.affinity import Affinity
@@ -89,18 +88,8 @@ _NEVER_STORED = ("resourceVersion", "selfLink")
 # --- reading -----------------------------------------------------------------------------------------------
 
 
-def decode(path: str, text: str, revision: str) -> Entry | Damaged:
-    """Return the object stored under ``path``. The path must be one of an object (:func:`key_of`)."""
-    key = key_of(path)
-    if key is None:
-        return Damaged(None, path, "the path names no object", text, revision)
-    if path_of(key) != path:
-        return Damaged(key, path, f"the path is not the one of {key}, which is {path_of(key)}", text, revision)
-    return decode_as(key, path, text, revision)
-
-
-def decode_as(key: Key, path: str, text: str, revision: str) -> Entry | Damaged:
-    """Return the object ``key`` stored as ``text``."""
+def decode(key: Key, path: str, text: str, revision: str) -> Entry | Damaged:
+    """Return the object ``key``, which is stored under ``path`` as ``text``."""
     origin: Any = None
     value: Any
     try:

@@ -40,6 +40,10 @@ from calico_ipam.model.resource import Resource
 
 ATOMIC = Capabilities(atomic=True)
 
+NO_HANDLE = HandleKey("")
+
+KEPT_VALUES = 2048  # decoded documents that a store remembers; a /26 block takes about 6 KiB
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -79,10 +83,23 @@ class RawLoss(Exception):
 
 
 class DocumentStore(Datastore):
-    """A datastore of texts under paths. Backends implement the four ``_raw…`` methods, ``name`` and ``close``."""
+    """A datastore of texts under paths. Backends implement the ``_raw…`` methods, ``_copy``, ``name`` and ``close``.
+
+    ``now`` gives the creation times of resources (Unix nanoseconds).
+    """
 
     deadline: Deadline | None = None
-    now: Callable[[], int] = staticmethod(time.time_ns)
+
+    def __init__(self, *, now: Callable[[], int] = time.time_ns) -> None:
+        self.now = now
+        # Values are never changed in place, so the same text at the same revision is the same entry.
+        self._decoded: dict[str, tuple[Row, Entry | Damaged]] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     # --- what a backend brings -----------------------------------------------------------------------------
 
@@ -178,14 +195,28 @@ class DocumentStore(Datastore):
     # --- texts and values ----------------------------------------------------------------------------------
 
     def _decode_as(self, key: Key, row: Row) -> Entry | Damaged:
-        return codec.decode_as(key, row.path, row.text, row.revision)
+        seen = self._decoded.get(row.path)
+        if seen is not None and seen[0] == row and seen[1].key == key:
+            return seen[1]
+        found = codec.decode(key, row.path, row.text, row.revision)
+        if key_of(row.path) == key:  # not so for a handle with a slash, which lists must not take for a sound one
+            if len(self._decoded) >= KEPT_VALUES:
+                self._decoded.clear()
+            self._decoded[row.path] = (row, found)
+        return found
 
     def _listed(self, scope: Scope, row: Row) -> Entry | Damaged | None:
         """Return what a row is in a scope; None for one that is not of it."""
-        key = key_of(row.path)
-        if key is None:
+        seen = self._decoded.get(row.path)
+        key = seen[1].key if seen is not None else key_of(row.path)
+        if key is None or key == NO_HANDLE:
             return _stranger(scope, row)
-        return codec.decode(row.path, row.text, row.revision) if within_scope(scope, key) else None
+        if not within_scope(scope, key):
+            return None
+        if seen is None and (path := path_of(key)) != row.path:
+            reason = f"the path is not the one of {key}, which is {path}"
+            return Damaged(key, row.path, reason, row.text, row.revision)
+        return self._decode_as(key, row)
 
     def _listing(self, scope: Scope, ranges: Sequence[Sequence[Row]], revision: Revision) -> Listing:
         entries: list[Entry] = []
@@ -274,7 +305,7 @@ def _stranger(scope: Scope, row: Row) -> Damaged | None:
                 return None
         case Handles(), ["handle", *rest]:
             key = HandleKey("/".join(rest))
-            return Damaged(key, row.path, "a handle ID with a slash", row.text, row.revision)
+            return Damaged(key, row.path, "a handle ID that is empty or has a slash", row.text, row.revision)
         case _:
             return None
     return Damaged(None, row.path, "the path holds no CIDR", row.text, row.revision)

@@ -47,8 +47,8 @@ class SQLiteStore(DocumentStore):
     """
 
     def __init__(self, path: str | Path, *, now: Callable[[], int] = time.time_ns) -> None:
+        super().__init__(now=now)
         self.path = Path(path).absolute()
-        self.now = now
         self._connections = Connections(self.path)
         self._run("open", newest)  # now, so that a file that cannot be a store is told at once
 
