@@ -28,6 +28,20 @@ class DataplaneError(Exception):
         self.left_behind = left_behind
 
 
+class AddressInUse(DataplaneError):
+    """The host routes ``address`` to another link that may be alive (``projectcalico/calico#8180``).
+
+    ``device``: the link that was to have the route; ``holder``: the one that has it, from which the caller can tell
+    whose it is. The route was not touched.
+    """
+
+    def __init__(self, message: str, *, address: str, device: str, holder: str, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.address = address
+        self.device = device
+        self.holder = holder
+
+
 class Peer(Enum):
     """What stands at the other end of a host link (rulings 1 and 2)."""
 
@@ -63,6 +77,8 @@ class LinkRequest:
     ``mac``: asked for by the user, None: the kernel's choice. ``replace_existing``: a link named ``host_name`` was
     looked at and may be deleted; without it, such a link is an error.
     ``host_routes``: program the route to each address on the host (not for a live migration's target).
+    ``host_prefix``: how the names of this node's pod links begin; only such a link is ever removed as a leftover when
+    it still has the route to an address of ours.
     """
 
     host_name: str
@@ -77,6 +93,7 @@ class LinkRequest:
     device_type: str = "veth"  #: ``veth`` or ``netkit``
     replace_existing: bool = False
     host_routes: bool = True
+    host_prefix: str = "cali"
 
 
 @dataclass(frozen=True, slots=True)
