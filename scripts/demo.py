@@ -31,23 +31,12 @@ PROGRAMS = Path(sys.executable).parent
 INSIDE = "CALICO_IPAM_DEMO_INSIDE"
 PARTS = ("ip", "ping", "unshare", "mount")
 
-#: Addresses of the demo's host: they come from ranges that are kept for documentation.
+#: Addresses of the demo's host, as scripts/private-host gives them.
 HOST_IPV4, HOST_IPV6 = "192.0.2.1", "2001:db8::1"
 POOL_IPV4, POOL_IPV6 = "10.244.0.0/16", "fd00:10:244::/112"
 
-#: What a host with Calico's agent has anyway. The veth pair stands for the uplink: proxy ARP answers only where the
-#: host knows a way to 169.254.1.1, a default route. Duplicate address detection would only cost a second.
-PREPARE = f"""
-mount -t tmpfs none /run/netns 2>/dev/null || {{ mkdir -p /run/netns && mount -t tmpfs none /run/netns; }}
-ip link set lo up
-ip link add uplink type veth peer name wire
-ip link set uplink up
-ip link set wire up
-ip address add {HOST_IPV4}/24 dev uplink
-ip route add default via 192.0.2.254
-ip -6 address add {HOST_IPV6}/64 dev uplink nodad
-echo 1 >/proc/sys/net/ipv6/conf/all/forwarding
-"""
+#: Named network namespaces are files of this folder: a private one forgets them, too.
+PREPARE = f"mkdir -p /run/netns && mount -t tmpfs none /run/netns && {REPOSITORY}/scripts/private-host"
 
 PLAN = """\
 What it would have done, in a network namespace of its own that stands for the host:

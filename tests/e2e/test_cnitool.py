@@ -15,6 +15,8 @@ import pytest
 
 from tests.installed import EXAMPLES, IPV4_POOL, IPV6_POOL, Site, cnitool, fresh_site, network_namespace, run
 
+pytestmark = pytest.mark.usefixtures("private_host")
+
 HOST_LOCAL = ("10.89.0.0/24", "fd00:89::/64")
 
 

@@ -9,18 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.containerd import Container, busybox_rootfs, started
-from tests.installed import fresh_site, need_root, run
+from tests.installed import fresh_site, run
+from tests.private_host import IPV4
 
-pytestmark = pytest.mark.timeout(180)
-
-
-def host_address() -> str:
-    """Return an address of this host that a sandbox must be able to reach."""
-    need_root()
-    if not json.loads(run("ip", "-json", "-4", "route", "show", "default")):
-        pytest.skip("this host has no IPv4 default route: proxy ARP answers for 169.254.1.1 only where there is one")
-    links = json.loads(run("ip", "-json", "-4", "address", "show", "scope", "global"))
-    return next(str(info["local"]) for link in links for info in link["addr_info"])
+pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("private_host")]
 
 
 def address_of(container: Container, family: str = "inet") -> str:
@@ -32,7 +24,6 @@ def address_of(container: Container, family: str = "inet") -> str:
 
 @pytest.mark.parametrize("example", ["10-sqlite-ipv4.conflist", "11-sqlite-dual-stack.conflist"])
 def test_a_container_gets_an_address_and_talks(tmp_path: Path, example: str) -> None:
-    host = host_address()
     site = fresh_site(tmp_path / "site")
     network = site.install(example)["name"]
     rootfs = busybox_rootfs(tmp_path / "rootfs")
@@ -46,7 +37,7 @@ def test_a_container_gets_an_address_and_talks(tmp_path: Path, example: str) -> 
                 "default via 169.254.1.1 dev eth0 ",
                 "169.254.1.1 dev eth0 scope link ",
             ]
-            assert "1 packets received" in container.run("/bin/ping", "-c", "1", "-W", "5", host)
+            assert "1 packets received" in container.run("/bin/ping", "-c", "1", "-W", "5", IPV4)
             run("ping", "-c", "1", "-W", "5", ip)
             assert host_link(ip).startswith("cali")
             if "dual" in example:
@@ -75,7 +66,6 @@ def host_link(ip: str) -> str:
 
 def test_a_container_that_is_refused_leaves_nothing(tmp_path: Path) -> None:
     """Two sandboxes whose IDs agree in eleven characters would share a host link: refuse the second (rulings 2)."""
-    need_root()
     site = fresh_site(tmp_path / "site")
     site.install("10-sqlite-ipv4.conflist")
     rootfs = busybox_rootfs(tmp_path / "rootfs")

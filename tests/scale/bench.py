@@ -22,6 +22,8 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.shared import REPOSITORY
+
 ROUNDS = 31
 BLOCKS = (16, 1024)
 PROCESSES = 8
@@ -70,12 +72,9 @@ def measured(program: Path, environ: Mapping[str, str], stdin: str) -> Cost:
 
 def prepare_host(folder: Path) -> tuple[dict[str, object], dict[str, object]]:
     """Make the namespaces, the store and the two network configurations: ours, the yardstick's."""
-    script = """
-    mkdir -p /run/netns && mount -t tmpfs none /run/netns
-    ip link set lo up
-    ip netns add bench
-    """
-    subprocess.run(["sh", "-euc", script], check=True)
+    subprocess.run(["sh", "-euc", "mkdir -p /run/netns && mount -t tmpfs none /run/netns"], check=True)
+    subprocess.run([REPOSITORY / "scripts" / "private-host"], check=True)
+    subprocess.run(["ip", "netns", "add", "bench"], check=True)
     subprocess.run(
         [PROGRAMS / "ipamctl", "--datastore", f"sqlite://{folder}/ipam.db", "init", "--ipv4-pool", "10.244.0.0/16"],
         check=True,
