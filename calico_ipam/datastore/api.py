@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, Self, TypeVar
 
 from calico_ipam.errors import AlreadyExists, Conflict, DeadlineExceeded, IPAMError, NotFound, StoreDamaged
 from calico_ipam.model.addresses import Network
@@ -209,6 +209,12 @@ class Datastore(Protocol):
         """Return a view of the same store whose calls end by ``deadline``."""
 
     def close(self) -> None: ...
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 @dataclass(frozen=True, slots=True)

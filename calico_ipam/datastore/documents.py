@@ -95,12 +95,6 @@ class DocumentStore(Datastore):
         # Values are never changed in place, so the same text at the same revision is the same entry.
         self._decoded: dict[str, tuple[Row, Entry | Damaged]] = {}
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     # --- what a backend brings -----------------------------------------------------------------------------
 
     @abstractmethod
