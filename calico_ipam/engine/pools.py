@@ -203,6 +203,8 @@ def _remove(engine: Engine, name: str, release_affinities: ReleaseAffinities) ->
 
 
 def _pool_entry(engine: Engine, name: str) -> Entry:
+    if "/" in name:  # a CIDR instead of a name; no store would take it as a key
+        raise NotFound(str(ResourceKey(IP_POOL, name)), hint=_suggest(engine, name))
     try:
         return engine.store.get(ResourceKey(IP_POOL, name))
     except NotFound as error:
@@ -214,10 +216,8 @@ def _suggest(engine: Engine, name: str) -> str:
     for pool in known.pools:
         if name in (pool.cidr_text, str(pool.cidr)):
             return f"Pool {pool.name} has this CIDR: give its name."
-    names = [pool.name for pool in known.pools] + [bad for bad, _ in known.unreadable]
-    return (
-        f"There {'is' if len(names) == 1 else 'are'}: {', '.join(sorted(names))}." if names else "There are no pools."
-    )
+    names = sorted([pool.name for pool in known.pools] + [bad for bad, _ in known.unreadable])
+    return f"Known pools: {', '.join(names)}." if names else "There are no pools."
 
 
 def _readable(resource: Resource) -> Pool | None:

@@ -55,13 +55,13 @@ class Violation:
 
 
 def refusal(violations: Sequence[Violation], subject: str) -> InvalidInput:
-    """Return the error for broken rules in upstream's words: one line for one, a list for several."""
+    """Return the error for broken rules in upstream's words: one line for one, a list for several; one hint a line."""
     if len(violations) == 1:
         text = f"error with field {violations[0]}"
     else:
         text = "error with the following fields:\n" + "".join(f"-  {violation}\n" for violation in violations)
     hints = dict.fromkeys(violation.hint for violation in violations if violation.hint)
-    return InvalidInput(text, subject=subject, reason=violations[0].reason, hint=" ".join(hints))
+    return InvalidInput(text, subject=subject, reason=violations[0].reason, hint="\n".join(hints))
 
 
 @dataclass(frozen=True, slots=True)

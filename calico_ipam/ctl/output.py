@@ -1,0 +1,209 @@
+"""What ipamctl writes: tables, documents, notes.
+
+Results go to standard output, notes and questions to standard error. A table on a terminal is made for people: whole
+numbers, colour, fitted to the width. Anywhere else it is calicoctl's, since scripts read it (cli §3.1).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TextIO
+
+import click
+
+if TYPE_CHECKING:
+    from rich.box import Box
+    from rich.table import Table
+    from rich.text import Text
+
+Format = Literal["table", "wide", "json", "yaml"]
+FORMATS: tuple[Format, ...] = ("table", "wide", "json", "yaml")
+
+#: above this a whole number is harder to read than its size
+_READABLE = 10**9
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column: its header, and whether its cells stand at the right."""
+
+    header: str
+    right: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """Text with a meaning that colour may underline: ``""``, ``"warn"``, ``"alarm"``, ``"dim"``."""
+
+    text: str
+    tone: str = ""
+
+    def __str__(self) -> str:
+        return self.text
+
+
+Row = Sequence[str | Cell]
+
+
+def on_terminal() -> bool:
+    """Tell whether a person reads standard output."""
+    return _is_terminal(sys.stdout)
+
+
+def can_ask() -> bool:
+    """Tell whether a person can be asked: both the answer and the question need a terminal."""
+    return _is_terminal(sys.stdin) and _is_terminal(sys.stderr)
+
+
+def _is_terminal(stream: TextIO | None) -> bool:
+    return stream is not None and not stream.closed and stream.isatty()
+
+
+def say(text: str = "") -> None:
+    """Write a line of the result."""
+    click.echo(text)
+
+
+def note(text: str, *, label: str = "note") -> None:
+    """Write a line beside the result, to standard error."""
+    colour = {"error": "red", "warning": "yellow"}.get(label, "cyan")
+    if text.startswith(label):  # many of upstream's texts begin with "error" themselves
+        label, text = text[: len(label)], text[len(label) :]
+    else:
+        label, text = f"{label}:", f" {text}"
+    click.echo(click.style(label, fg=colour) + text, err=True)
+
+
+def document(value: Any, form: Format) -> None:
+    """Write a value as JSON or YAML."""
+    if form == "json":
+        import json
+
+        say(json.dumps(value, indent=2, ensure_ascii=False))
+        return
+    import yaml
+
+    click.echo(yaml.safe_dump(value, sort_keys=False, allow_unicode=True), nl=False)
+
+
+def table(columns: Sequence[Column], rows: Sequence[Row]) -> None:
+    """Write a table, for the reader there is."""
+    if on_terminal():
+        _table_for_people(columns, rows)
+    else:
+        say(plain_table(columns, rows))
+
+
+def plain_table(columns: Sequence[Column], rows: Sequence[Row]) -> str:
+    """Return calicoctl's table: headers left, cells as the column says, as wide as the longest cell."""
+    texts = [[str(cell) for cell in row] for row in rows]
+    widths = [max(len(c.header), *(len(row[i]) for row in texts), 0) for i, c in enumerate(columns)]
+    rule = "+" + "+".join("-" * (width + 2) for width in widths) + "+"
+    header = "|" + "|".join(f" {c.header:<{w}} " for c, w in zip(columns, widths, strict=True)) + "|"
+    lines = [rule, header, rule]
+    for row in texts:
+        cells = zip(row, columns, widths, strict=True)
+        lines.append("|" + "|".join(f" {t:>{w}} " if c.right else f" {t:<{w}} " for t, c, w in cells) + "|")
+    return "\n".join([*lines, rule])
+
+
+_TONES = {"": "", "warn": "yellow", "alarm": "bold red", "dim": "dim"}
+
+
+def _table_for_people(columns: Sequence[Column], rows: Sequence[Row]) -> None:
+    """Write the first of these that the terminal is wide enough for: a box, bare columns, one paragraph a row.
+
+    Cells are never broken: half an address is no address.
+    """
+    from rich import box
+    from rich.console import Console
+
+    console = Console(highlight=False, emoji=False, markup=False)
+    unbounded = console.options.update(width=100_000)
+    for frame, padding in ((box.ASCII2, (0, 1, 0, 1)), (None, (0, 2, 0, 0))):
+        made = _rich_table(columns, rows, frame, padding)
+        if console.measure(made, options=unbounded).maximum <= console.width:
+            console.print(made)
+            return
+    for row in rows:
+        console.print(_paragraph_of(columns, row, console.width), soft_wrap=True)
+
+
+def _rich_table(
+    columns: Sequence[Column], rows: Sequence[Row], frame: Box | None, padding: tuple[int, int, int, int]
+) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    made = Table(box=frame, header_style="bold", padding=padding)
+    for column in columns:
+        made.add_column(Text(column.header), justify="right" if column.right else "left", no_wrap=True)
+    for row in rows:
+        made.add_row(*(_rich_text(cell) for cell in row))
+    return made
+
+
+def _paragraph_of(columns: Sequence[Column], row: Row, width: int) -> Text:
+    """Return a row as text: its first two cells, and under them the others with their headers, as many as fit."""
+    from rich.text import Text
+
+    made = Text(" ".join(str(cell) for cell in row[:2] if str(cell)), style="bold")
+    position = width
+    for column, cell in zip(columns[2:], row[2:], strict=True):
+        if not str(cell):
+            continue
+        part = Text.assemble((f"{column.header} ", "not bold"), _rich_text(cell), style="not bold")
+        if position + 2 + part.cell_len > width:
+            made.append("\n")
+            position = 0
+        made.append("  ").append_text(part)
+        position += 2 + part.cell_len
+    return made
+
+
+def _rich_text(cell: str | Cell) -> Text:
+    from rich.text import Text
+
+    return Text(str(cell), style=_TONES[cell.tone] if isinstance(cell, Cell) else "")
+
+
+def paragraph(text: str) -> str:
+    """Return text broken into lines that the terminal can hold, at most 80 columns."""
+    import shutil
+    import textwrap
+
+    return textwrap.fill(text, max(30, min(80, shutil.get_terminal_size().columns)), break_on_hyphens=False)
+
+
+# --- numbers -----------------------------------------------------------------------------------------------
+
+
+def plain_share(number: int, whole: int) -> str:
+    """Return a count and its share as calicoctl writes them: ``%.5g``, whole per cent."""
+    return f"{number:.5g} ({100 * number / whole:.0f}%)"
+
+
+def plain_count(number: int) -> str:
+    """Return a count as calicoctl writes it."""
+    return f"{number:.5g}"
+
+
+def readable_count(number: int) -> str:
+    """Return a whole number, or the size of one that nobody can read."""
+    return str(number) if number < _READABLE else f"{number:.4g}"
+
+
+def readable_share(number: int, whole: int) -> str:
+    """Return a count and its share for people; 0 % means none and 100 % means all, never nearly."""
+    tenths = round(1000 * number / whole)
+    if number and tenths == 0:
+        share = "<0.1%"
+    elif number < whole and tenths == 1000:
+        share = ">99.9%"
+    elif number in (0, whole):
+        share = f"{tenths // 10}%"
+    else:
+        share = f"{tenths / 10:.1f}%"
+    return f"{readable_count(number)} ({share})"
