@@ -15,7 +15,7 @@ from typing import Any
 from calico_cni import gojson
 from calico_cni.context import Call, Context, Finished
 from calico_cni.errors import NOT_AVAILABLE, TRY_AGAIN_LATER, CNIError
-from calico_cni.protocol import CALICO_IPAM, NEWEST, VERSION, Request, go_quote
+from calico_cni.protocol import CALICO_IPAM, NEWEST, VERSION, Request, declared_version, go_quote
 from calico_cni.results import Result, parse_result
 from calico_ipam.datastore.api import Datastore
 
@@ -29,7 +29,7 @@ _BUSY_PAUSE = 1.0  # seconds
 
 
 class IPAMDelegate:
-    """The IPAM plugin that a configuration names. ``store``: what an IPAM plugin of ours uses instead of opening one."""
+    """The IPAM plugin that a configuration names. ``store``: what our own one uses instead of opening another."""
 
     def __init__(self, call: Call, store: Datastore | None = None) -> None:
         self._call = call
@@ -50,7 +50,7 @@ class IPAMDelegate:
         request = self._call.request.as_verb("ADD")
         text = self._ask(request, TIMEOUT)
         document = _document(text)
-        return parse_result(document, str(self._call.conf.document.get("cniVersion") or ""))
+        return parse_result(document, declared_version(self._call.conf.document))
 
     def delete(self) -> None:
         """Give the addresses back; those that are gone already are fine."""

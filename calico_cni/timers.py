@@ -4,6 +4,7 @@ from __future__ import annotations
 
 #: ``calico -t`` and STATUS: the question whether the datastore answers.
 CONNECTION_TEST = 2.0
+STATUS = 2.0
 #: Reading and writing the endpoint record, the profile and the cluster information; each phase of a verb gets it anew.
 RECORDS = 30.0
 #: Listing pools.

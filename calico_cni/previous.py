@@ -1,0 +1,23 @@
+"""``prevResult``: what ADD had answered, sent back by the runtime (cni.md §2.5)."""
+
+from __future__ import annotations
+
+from calico_cni.errors import CNIError
+from calico_cni.netconf import NetConf
+from calico_cni.protocol import go_quote
+from calico_cni.results import Result, family_of_versions, parse_result
+
+
+def previous_result(conf: NetConf) -> Result:
+    """Return the result of the ADD. Raises CNIError when there is none or it has another shape than it should."""
+    if conf.previous is None:
+        raise CNIError(
+            "the network configuration has no prevResult",
+            "CHECK needs the result of the sandbox's ADD; the runtime sends it as prevResult.",
+        )
+    version = str(conf.previous.get("cniVersion") or conf.version)
+    if version not in family_of_versions(conf.version):
+        raise CNIError(
+            f"prevResult is of CNI {go_quote(version)}, the network configuration of {go_quote(conf.version)}"
+        )
+    return parse_result(conf.previous, conf.version)
