@@ -53,8 +53,8 @@ def open_datastore(
     """Open the datastore that ``where`` names, or that :func:`load_settings` finds.
 
     A fallback to the embedded store of this host is logged as a warning; who tells a person in another way loads the
-    settings first and hands them in. Raises NotConfigured for a datastore this installation lacks, InvalidInput for bad settings, and the errors of the
-    datastore itself.
+    settings first and hands them in. Raises NotConfigured for a datastore this installation lacks, InvalidInput for bad
+    settings, and the errors of the datastore itself.
     """
     if isinstance(where, Settings):
         return _opened(where)
