@@ -22,7 +22,18 @@ import pytest
 CLONE_NEWNET = 0x40000000
 RUN_DIR = Path("/run/netns")
 
-LINK_KEYS = ("link", "ifname", "flags", "mtu", "qdisc", "linkmode", "txqlen", "link_type", "address", "broadcast")
+LINK_KEYS: tuple[str, ...] = (
+    "link",
+    "ifname",
+    "flags",
+    "mtu",
+    "qdisc",
+    "linkmode",
+    "txqlen",
+    "link_type",
+    "address",
+    "broadcast",
+)
 LINK_KEYS += ("linkinfo", "num_tx_queues", "num_rx_queues")
 ADDRESS_KEYS = ("dev", "family", "local", "prefixlen", "scope", "label")
 ROUTE_KEYS = ("type", "dst", "gateway", "dev", "protocol", "scope", "metric", "flags")
@@ -112,12 +123,14 @@ class Namespace:
 
     def sysctl(self, file: str) -> int | None:
         """Return a value below /proc/sys as seen inside, or None if the file does not exist."""
-        done = self.command("cat", f"/proc/sys/{file}", check=False)
-        return int(done.stdout) if done.returncode == 0 else None
+        with inside(self.path):
+            path = Path("/proc/sys", file)
+            return int(path.read_text()) if path.exists() else None
 
     def set_sysctl(self, file: str, value: int) -> None:
         """Set a value below /proc/sys as seen inside."""
-        self.command("sh", "-c", f"echo {value} > /proc/sys/{file}")
+        with inside(self.path):
+            Path("/proc/sys", file).write_text(str(value))
 
     def pings(self, address: str, *, size: int = 56) -> bool:
         """Tell whether ``address`` answers a ping from inside."""
@@ -158,6 +171,16 @@ class Node(Namespace):
         made = Namespace(unique("ctn-pod"))
         self.sandboxes.append(made)
         return made
+
+    def add_uplink(self) -> None:
+        """Give the host a default route, as any real one has.
+
+        The kernel answers ARP requests for 169.254.1.1 only if it has a route to it by some other link (proxy ARP).
+        """
+        self.ip("link", "add", "uplink", "type", "veth", "peer", "name", "uplink-far")
+        for name in ("uplink", "uplink-far"):
+            self.ip("link", "set", name, "up")
+        self.ip("-4", "route", "add", "default", "dev", "uplink")
 
     def destroy(self) -> None:
         """Remove the sandboxes and the host."""

@@ -123,8 +123,8 @@ def make_netkit(host_rtnl: Rtnl, pod: Namespace, request: LinkRequest) -> None:
 def _sizes(request: LinkRequest) -> list[tuple[str, Any]]:
     sizes: list[tuple[str, Any]] = [
         # Asked for always: the kernel's own choice is one queue per processor.
-        ("IFLA_NUM_TX_QUEUES", request.queues),
-        ("IFLA_NUM_RX_QUEUES", request.queues),
+        ("IFLA_NUM_TX_QUEUES", max(1, request.queues)),
+        ("IFLA_NUM_RX_QUEUES", max(1, request.queues)),
     ]
     if request.mtu > 0:
         sizes.append(("IFLA_MTU", request.mtu))
