@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -113,6 +112,8 @@ def node_name(given: str | None) -> str:
 
 
 def _from_file() -> str:
+    from pathlib import Path
+
     try:
         return Path(NODENAME_FILE).read_text(encoding="utf-8").strip()
     except FileNotFoundError:

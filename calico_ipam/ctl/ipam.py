@@ -57,7 +57,8 @@ def release(session: Session, /, ip: str, force: bool, yes: bool, dry_run: bool)
     """
     from calico_ipam.ctl.show import holding_lines
     from calico_ipam.engine.holder import find_holding, live_users
-    from calico_ipam.errors import NotFound, RefusedError
+    from calico_ipam.engine.release import release_from_block
+    from calico_ipam.errors import RefusedError
 
     address = parse_ip(ip)
     held = find_holding(session.engine, address)
@@ -77,11 +78,7 @@ def release(session: Session, /, ip: str, force: bool, yes: bool, dry_run: bool)
         say(f"Would release IP address {address}")
         return
     confirm(f"Release {address}?", assume_yes=yes, refusal="nothing was released.")
-    try:
-        result = session.ipam.release_ips([held.release_option()])
-    except NotFound:
-        raise not_assigned(address, cooling=False) from None
-    if result.unallocated:
+    if release_from_block(session.engine, held.block, [held.release_option()]):
         raise not_assigned(address, cooling=False)
     say(f"Successfully released IP address {address}")
     for user in users:

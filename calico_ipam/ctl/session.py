@@ -72,12 +72,12 @@ class Session:
         from calico_ipam.datastore.config import load_settings, open_datastore
 
         settings = load_settings(self.datastore, environ=self.environ, config_file=self.config)
-        if settings.datastore_type == "sqlite" and not self.makes_store:
-            _check_there(settings.sqlite_path)
         if settings.fallback:
             note(f"no datastore is configured, so this is the one of this host: {settings.sqlite_path}")
         elif settings.source.startswith("the file ") and any(v in self.environ for v in _WHERE):
             note(f"settings come from {settings.source}; those in the environment are not used.")
+        if settings.datastore_type == "sqlite" and not self.makes_store:
+            _check_there(settings.sqlite_path)
         return open_datastore(settings)
 
 

@@ -195,7 +195,7 @@ def show_address(session: Session, address: Address) -> None:
     held = find_holding(session.engine, address)
     if session.wants_document:
         document(_holding_document(address, held), session.output)
-    elif held is None:
+    elif held is None or held.ripe:
         say(f"{address} is not assigned")
     else:
         details = on_terminal() or session.output == "wide"
@@ -206,8 +206,8 @@ def show_address(session: Session, address: Address) -> None:
 def holding_lines(held: Holding) -> list[str]:
     """Return what calicoctl says of an address that is not free; a cooling one is told as what it is."""
     if held.released_at is not None:
-        when = f"free in ~{held.free_in} s" if held.free_in else "free with the next change of its block"
-        return [f"IP {held.address} is in cooldown (released {format_time(held.released_at)}, {when})"]
+        released = format_time(held.released_at)
+        return [f"IP {held.address} is in cooldown (released {released}, free in ~{held.free_in} s)"]
     lines = [f"IP {held.address} is in use", f"Handle ID: {held.handle or '<none>'}"]
     if held.active:
         lines += ["Active Owner Attributes:", *_sorted_lines(held.active.items())]
@@ -237,7 +237,7 @@ def _holding_document(address: Address, held: Holding | None) -> dict[str, Any]:
     cooling = held.released_at is not None
     return {
         "ip": str(address),
-        "state": "cooldown" if cooling else "in use",
+        "state": "free" if held.ripe else "cooldown" if cooling else "in use",
         "handle": held.handle or None,
         "active": dict(held.active),
         "alternate": dict(held.alternate),

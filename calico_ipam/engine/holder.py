@@ -38,7 +38,12 @@ class Holding:
     alternate: Mapping[str, str] = field(default_factory=dict)
     sequence_number: int = 0
     released_at: int | None = None  #: Unix nanoseconds; set: nobody holds it, it is cooling down
-    free_in: int = 0  #: seconds until a cooling address can be assigned again; 0: with the next write of its block
+    free_in: int = 0  #: seconds until a cooling address can be assigned again
+
+    @property
+    def ripe(self) -> bool:
+        """Its cooldown is over: it is free, although its block does not say so before it is written again."""
+        return self.released_at is not None and self.free_in == 0
 
     @property
     def node(self) -> str:

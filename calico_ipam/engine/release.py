@@ -48,6 +48,14 @@ def release_ips(engine: Engine, options: Iterable[ReleaseOption]) -> ReleaseResu
     return result
 
 
+def release_from_block(engine: Engine, cidr: Network, options: Sequence[ReleaseOption]) -> tuple[Address, ...]:
+    """Release addresses of a block that the caller has found, whatever size their pool's blocks have; return those
+    that were free already (cli §5.1). Raises as :func:`release_ips`.
+    """
+    wanted = [ReleaseOption(o.address, sanitise_handle(o.handle) or None, o.sequence_number) for o in options]
+    return _release_from_block(engine, engine.look(), cidr, wanted)
+
+
 def _group(
     engine: Engine, world: World, options: Sequence[ReleaseOption]
 ) -> tuple[dict[Network, list[ReleaseOption]], list[Address]]:
