@@ -184,7 +184,8 @@ def ping(source: str, target: str, what: str) -> None:
 
 def demonstrate(demo: Demo) -> None:
     step(1, "A datastore in a file, with a pool of each family")
-    show(demo.ipamctl("init", "--ipv4-pool", POOL_IPV4, "--ipv6-pool", POOL_IPV6))
+    made = demo.ipamctl("init", "--ipv4-pool", POOL_IPV4, "--ipv6-pool", POOL_IPV6)
+    show(made.partition("\n\n")[0])  # what follows tells how to go on
 
     step(2, "Two network namespaces: what a container runtime makes for two containers")
     for sandbox in (RED, BLUE):

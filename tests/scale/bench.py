@@ -136,18 +136,23 @@ import sys, time
 from contextlib import closing
 from calico_ipam.datastore.config import open_datastore
 from calico_ipam.engine.client import IPAM
+from calico_ipam.engine.policy import Retry, SystemClock
+from calico_ipam.engine.setup import ensure_node
+from calico_ipam.engine.world import Engine
 
 what, url, host, number = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])
 with closing(open_datastore(url)) as store:
     ipam = IPAM(store, hostname=host)
     if what == "fill":
+        engine = Engine(store, SystemClock(), Retry(clock=SystemClock()))
         for index in range(number):
+            ensure_node(engine, f"host{index}")
             ipam.auto_assign(use="Workload", num4=1, handle=f"filled.{index}", hostname=f"host{index}")
     else:
         for index in range(number):
             handle = f"bench.{host}-{index}"
             assigned = ipam.auto_assign(use="Workload", num4=1, handle=handle)
-            assert len(assigned.ipv4) == 1, assigned
+            assert len(assigned.addresses) == 1, assigned
             if index == 0:
                 began = time.perf_counter()  # the first one opens everything
             ipam.release_by_handle(handle)
