@@ -198,15 +198,16 @@ class AddressInCooldown(RefusedError):
 class AlternateOwnerEmpty(RefusedError):
     """A migration target was to be promoted, but no alternate owner is recorded (ipam-library §15.3)."""
 
-    def __init__(self, *, subject: str = "") -> None:
-        super().__init__("AlternateOwnerAttrs is empty", subject=subject)
+    def __init__(self, detail: str = "", *, subject: str = "") -> None:
+        super().__init__(f"AlternateOwnerAttrs is empty{detail}", subject=subject, reason=detail)
 
 
 class AlternateOwnerMismatch(RefusedError):
     """A migration target was to be promoted, but the alternate owner is another pod (ipam-library §15.3)."""
 
-    def __init__(self, *, subject: str = "") -> None:
-        super().__init__("AlternateOwnerAttrs doesn't match expected target owner", subject=subject)
+    def __init__(self, detail: str = "", *, subject: str = "") -> None:
+        text = f"AlternateOwnerAttrs doesn't match expected target owner{detail}"
+        super().__init__(text, subject=subject, reason=detail)
 
 
 class NoFreeBlocks(RefusedError):

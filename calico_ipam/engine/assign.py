@@ -197,14 +197,19 @@ class _Job:
         raise AssertionError("tries() never ends quietly")
 
     def _read_again(self, block: Entry | None) -> Entry | None:
+        """Return the block as it is now; None when it is gone, or cannot be read, and another has to do."""
         assert block is not None  # noqa: S101 - only blocks that were read are read again
         keys: list[Key] = [block.key]
         if self.holding is not None:
             keys.append(self.holding.key)
-        snapshot = self.engine.store.read(*keys)
-        if self.holding is not None:
-            self.holding = Holding(self.holding.key, snapshot.entry(self.holding.key))
-        return snapshot.entry(block.key)
+        try:
+            snapshot = self.engine.store.read(*keys)
+            if self.holding is not None:
+                self.holding = Holding(self.holding.key, snapshot.entry(self.holding.key))
+            return snapshot.entry(block.key)
+        except StoreError as error:
+            log.warning("%s cannot be read again: %s", block.key, error)
+            return None
 
     def _take_held(self) -> bool:
         """When the cap leaves no room for new addresses, take those that the handle holds; True when there are."""

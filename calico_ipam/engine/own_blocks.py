@@ -21,6 +21,7 @@ from calico_ipam.errors import (
     RefusedError,
     StaleAffinity,
     StoreDamaged,
+    StoreError,
     StoreUnavailable,
 )
 from calico_ipam.model.addresses import Network
@@ -92,7 +93,13 @@ class BlockSource:
         rows = self._family.rows
         for start in range(0, len(rows), READ_AT_ONCE):
             batch = rows[start : start + READ_AT_ONCE]
-            snapshot = self._engine.store.read(*(BlockKey(row.cidr) for row in batch))
+            try:
+                snapshot = self._engine.store.read(*(BlockKey(row.cidr) for row in batch))
+            except StoreError as error:
+                # The list of all blocks, which comes next, may still show their room.
+                self._owned += len(batch)
+                log.warning("blocks of this host cannot be read: %s", error)
+                continue
             for row in batch:
                 cidr = row.cidr
                 try:

@@ -151,11 +151,10 @@ def _promote(engine: Engine, ip: Address, handle: str, target: Owner) -> None:
         if target.matches(found.active):
             return
         if not found.alternate:
-            raise AlternateOwnerEmpty(f"AlternateOwnerAttrs is empty for IP {ip}", subject=str(ip))
+            raise AlternateOwnerEmpty(f" for IP {ip}", subject=str(ip))
         if not target.matches(found.alternate):
             raise AlternateOwnerMismatch(
-                "AlternateOwnerAttrs doesn't match expected target owner: "
-                f"expected &{{{target.namespace} {target.name}}}, got "
+                f": expected &{{{target.namespace} {target.name}}}, got "
                 f"namespace={found.alternate.get(NAMESPACE, '')} pod={found.alternate.get(POD, '')} for IP {ip}",
                 subject=str(ip),
             )

@@ -94,5 +94,8 @@ class Resources:
     namespace: str | None = None
     prefix: str = ""
 
+    def __str__(self) -> str:
+        return f"{self.kind}({self.namespace}/*)" if self.namespace else f"{self.kind}(*)"
+
 
 Scope = Blocks | Affinities | Handles | Resources
