@@ -72,8 +72,20 @@ def state_differences(expected: Mapping[str, Any], actual: Mapping[str, Any]) ->
     return found
 
 
-def error_differences(expected: Mapping[str, Any] | None, actual: errors.IPAMError | None) -> list[str]:
-    """Return how an error differs from the recorded one: class, text, object, sentinel, and cause of a conflict."""
+def error_differences(
+    expected: Mapping[str, Any] | errors.IPAMError | None, actual: errors.IPAMError | None
+) -> list[str]:
+    """Return how an error differs from the recorded one: class, text, object, sentinel, and cause of a conflict.
+
+    Where an exception names an error of ours, it must be that one.
+    """
+    if isinstance(expected, errors.IPAMError):
+        same = actual is not None and (type(actual), str(actual), actual.subject) == (
+            type(expected),
+            str(expected),
+            expected.subject,
+        )
+        return [] if same else [f"error: expected {_describe(expected)}, is {actual and _describe(actual)}"]
     if expected is None:
         return [] if actual is None else [f"error: none expected, is {_describe(actual)}"]
     if actual is None:

@@ -1,31 +1,28 @@
 """Where ours differs from upstream on purpose: one table, keyed by the limit of ipam-library §23 that is beaten.
 
-An exception is a predicate over the recorded step (never over a file name alone, ruling 26) and a change of what is
-expected: everything that it does not change is still compared. One that a step does not need any more fails there.
+An exception is a predicate over the recorded step (never over a file name, ruling 26) and a change of what is expected:
+everything that it does not change is still compared. One that a step does not need any more fails there.
 
-Keys that are no limit: ``typed`` (addresses are values, not text), ``atomic`` (block, handle and affinity row change in
-one commit, design §3.2), ``snapshot`` (what upstream reads piece by piece is one read, ruling 14), ``bounds`` (settings
-that the resource definition refuses are refused on every store), ``extra`` (unknown fields survive, design §3.3).
+Keys that are no limit: ``typed`` (addresses, sizes and choices are values, so what is malformed never reaches the
+library), ``atomic`` (block, handle and affinity row change in one commit, design §3.2), ``snapshot`` (what upstream
+reads piece by piece is one read, ruling 14), ``bounds`` (settings that the resource definition refuses are refused on
+every store), ``fields`` (fields that are unknown or absent stay as they are, design §3.3), ``§14.4`` (a pool that goes
+takes virtual hosts' blocks along on every store, as upstream does on Kubernetes only).
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-from calico_ipam.model.addresses import parse_address
-from calico_ipam.model.handle import sanitise_handle
+from tests.golden import library_patches as patch
+from tests.golden import library_races as race
 from tests.golden.library_scenario import Expectation, Moment, State
-from tests.golden.replay import HANDLES
-
-BLOCKS = "/calico/ipam/v2/assignment/"
 
 
 @dataclass(frozen=True)
-class Exception_:
-    """``ours``: what our library does instead, in a sentence."""
+class Difference:
+    """``ours``: what our library does instead, in a sentence. ``resync``: see :mod:`tests.golden.replay`."""
 
     limit: str
     ours: str
@@ -40,81 +37,64 @@ class Exception_:
         self.change(moment, expected, ours)
 
 
-# --- handle counts (L1, L2, L10) ----------------------------------------------------------------------------
-
-
-def held(state: Mapping[str, Any]) -> dict[str, Counter[str]]:
-    """Return, by handle, how many addresses it really holds in which block."""
-    found: dict[str, Counter[str]] = {}
-    for key, block in state.items():
-        if key.startswith(BLOCKS) and isinstance(block, dict) and isinstance(block.get("allocations"), list):
-            attributes = block.get("attributes") or []
-            for index in block["allocations"]:
-                if isinstance(index, int) and index < len(attributes) and not attributes[index].get("releasedAt"):
-                    handle = sanitise_handle(attributes[index].get("handle_id"))
-                    if handle:
-                        found.setdefault(handle, Counter())[str(block.get("cidr"))] += 1
-    return found
-
-
-def exact(moment: Moment, ours: State, handle: str) -> dict[str, Any] | None:
-    """Return our handle document after a step: what it was, and exactly what the blocks gained or lost."""
-    document = ours.get(HANDLES + handle)
-    counts = Counter((document or {}).get("block") or {})
-    counts.update(held(moment.after).get(handle, Counter()))
-    counts.subtract(held(moment.before).get(handle, Counter()))
-    left = {cidr: number for cidr, number in counts.items() if number > 0}
-    return {**(document or {"deleted": False}), "block": left} if left else None
-
-
-def concerned(moment: Moment) -> set[str]:
-    """Return the handles whose documents or addresses a step touches."""
-    documents = {key[len(HANDLES) :] for key in moment.step.changed if key.startswith(HANDLES)}
-    before, after = held(moment.before), held(moment.after)
-    return documents | {h for h in {*before, *after} if before.get(h) != after.get(h)}
-
-
-def miscounted(moment: Moment, ours: State) -> list[str]:
-    """Return the handles for which upstream counts otherwise than by the addresses that change hands."""
-    return [h for h in sorted(concerned(moment)) if exact(moment, ours, h) != moment.after.get(HANDLES + h)]
-
-
-def _count_exactly(moment: Moment, expected: Expectation, ours: State) -> None:
-    for handle in miscounted(moment, ours):
-        document = exact(moment, ours, handle)
-        if document is None:
-            expected.after.pop(HANDLES + handle, None)
-        else:
-            expected.after[HANDLES + handle] = document
-
-
-def _by_operation(*operations: str) -> Callable[[Moment, State], bool]:
-    return lambda moment, ours: moment.step.op in operations and bool(miscounted(moment, ours))
-
-
-def _left_over(moment: Moment, ours: State) -> bool:
-    """A handle was released, and upstream keeps its document, or an entry of it."""
-    key = HANDLES + sanitise_handle(moment.step.args.get("handle"))
-    return moment.step.op == "release_by_handle" and moment.step.error is None and key in moment.after
-
-
-def _remove_handle(moment: Moment, expected: Expectation, ours: State) -> None:
-    expected.after.pop(HANDLES + sanitise_handle(moment.step.args["handle"]), None)
-
-
-EXCEPTIONS: tuple[Exception_, ...] = (
-    Exception_(
+EXCEPTIONS: tuple[Difference, ...] = (
+    Difference(
         "L1",
         "the handle counts the addresses that were obtained, not those that were asked for",
-        _by_operation("auto_assign", "release_ips"),
-        _count_exactly,
+        patch.miscounts("auto_assign", "release_ips"),
+        patch.count_exactly,
         resync=False,
     ),
-    Exception_(
+    Difference(
+        "L2",
+        "a lost race of AssignIP leaves no count behind",
+        patch.miscounts("assign_ip"),
+        patch.count_exactly,
+        resync=False,
+    ),
+    Difference("L2", "… and so does not reach the cap by itself", race.cap_reached_by_retries, race.as_if_undisturbed),
+    Difference("L4", "wrong families are refused before anything is assigned", patch.late_refusal, patch.nothing_done),
+    Difference("L5", "a race lost while claiming is run again", race.claim_disturbed, race.as_if_undisturbed),
+    Difference("L5", "a block that fills up while it is claimed is passed over", race.filled, race.next_block),
+    Difference(
+        "L8",
+        "an affinity row whose block is missing or somebody else's is removed by a release",
+        patch.releases_stale_rows,
+        patch.drop_stale_rows,
+    ),
+    Difference("L8", "a block whose row is missing can be released", patch.releases_rowless, patch.give_up_rowless),
+    Difference(
         "L10",
         "releasing a handle removes all of it, entries for blocks that are gone or hold nothing included",
-        _left_over,
-        _remove_handle,
+        patch.leaves_handle,
+        patch.remove_handle,
         resync=False,
     ),
+    Difference("L10", "… so the handle is not there afterwards", patch.handle_is_gone, patch.no_such_handle),
+    Difference("L11", "doubled free addresses cause no write", patch.useless_write, patch.not_written),
+    Difference("L12", "an address gets its own owner, others of the handle keep theirs", patch.shared, patch.unshare),
+    Difference(
+        "L15",
+        "a handle at its cap gets what it holds, with the block's prefix, whether or not a block has room",
+        patch.at_cap,
+        patch.give_held,
+    ),
+    Difference("L19", "counts are exact for pools of any size", patch.saturated, patch.exact_counts),
+    Difference("L22", "addresses mature in the order of their release", patch.matures_by_ordinal, patch.by_release),
+    Difference("L26", "a pool whose selector does not parse is left out", patch.bad_selector, race.without_bad_pools),
+    Difference("L27", "AssignIP confirms the row of an own block", patch.unconfirmed, patch.confirm),
+    Difference("L29", "a handle that could never be listed is refused", patch.unlistable, patch.refuse_handle),
+    Difference("L30", "what cannot be read counts as taken", patch.unreadable, race.beside_damaged),
+    Difference("L31", "a write whose answer is lost is looked up", race.answer_lost, race.as_if_undisturbed),
+    Difference("§14.4", "a pool takes virtual hosts' blocks along", patch.virtual_in_pool, patch.release_virtual),
+    Difference("atomic", "there is no half-claimed block to fail or race on", race.half_claim, race.without_half_claim),
+    Difference("atomic", "a release that fails leaves the row as it was", race.half_release, race.row_unchanged),
+    Difference("atomic", "a handle that cannot be written is a block that cannot", race.handle_fails, race.say_so),
+    Difference("atomic", "an own block without a row is rewritten with it", race.lost_to_self, race.one_more_write),
+    Difference("bounds", "settings out of bounds are refused", patch.out_of_bounds, patch.refuse_settings),
+    Difference("fields", "unknown fields of a block survive", patch.drops_fields, patch.keep_fields),
+    Difference("fields", "an absent map stays absent", patch.makes_map, patch.keep_absent),
+    Difference("snapshot", "a prelude that cannot be read is an error", race.prelude_fails, race.store_error),
+    Difference("typed", "malformed addresses do not reach the library", patch.malformed, patch.invalid_input),
+    Difference("typed", "addresses have one spelling", patch.other_spelling, patch.one_spelling),
 )

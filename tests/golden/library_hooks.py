@@ -200,9 +200,13 @@ class HookedStore:
 
 
 def _subject(call: Call) -> str:
-    if isinstance(call.subject, Resources):
-        return f"{call.subject.kind}(*)"
-    return str(call.subject)
+    match call.subject:  # the texts by which upstream names its lists
+        case Affinities(kind, host, version):
+            return f"{{{host} {kind} {version}}}"
+        case Blocks():
+            return "{0}"
+        case _:
+            return str(call.subject)
 
 
 def _call(verb: str, subject: Key | Scope) -> Call:

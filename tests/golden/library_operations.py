@@ -8,18 +8,28 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
+from calico_ipam.datastore.api import Datastore, Update
 from calico_ipam.engine.client import IPAM
-from calico_ipam.engine.results import Assignments, AutoAssigned, NamespaceLabels, ReleaseResult
-from calico_ipam.errors import IPAMError
+from calico_ipam.engine.owners import NOBODY, OwnerPreconditions, OwnerUpdates
+from calico_ipam.engine.results import Assignments, AutoAssigned, ClaimResult, NamespaceLabels, ReleaseResult
+from calico_ipam.engine.utilization import BlockUtilization, PoolUtilization
+from calico_ipam.errors import InvalidInput, IPAMError
 from calico_ipam.model.addresses import Network, parse_address, parse_network
+from calico_ipam.model.affinity import HOST, BlockOwner
 from calico_ipam.model.block import HostReserved, ReleaseOption
 from calico_ipam.model.config import IPAMConfig
+from calico_ipam.model.keys import BlockKey
+from calico_ipam.model.owner import Owner
 from tests.golden.library_scenario import UnknownRecording
 
 Args = Mapping[str, Any]
+T = TypeVar("T")
+
+#: text of the error for arguments that our signatures have no place for
+INEXPRESSIBLE = "the library's types do not let a caller say this"
 
 
 def _no_result(error: IPAMError) -> Any:
@@ -191,7 +201,112 @@ def _set_config(ipam: IPAM, args: Args) -> Any:
     ipam.set_config(config_of(args))
 
 
+def _utilization(ipam: IPAM, args: Args) -> Any:
+    return {
+        "pools": [
+            {
+                "name": pool.name,
+                "cidr": pool.cidr_text,
+                **_counts(pool),
+                "blocks": [{"cidr": str(block.cidr), **_counts(block)} for block in pool.blocks],
+            }
+            for pool in ipam.get_utilization(args.get("pools") or ()).pools
+        ]
+    }
+
+
+def _counts(of: PoolUtilization | BlockUtilization) -> dict[str, int]:
+    return {"capacity": of.capacity, "in_use": of.in_use, "reserved": of.reserved, "available": of.available}
+
+
+# --- affinities ---------------------------------------------------------------------------------------------
+
+
+def _owner(args: Args) -> BlockOwner:
+    return BlockOwner(args.get("affinity_type") or HOST, args["host"])
+
+
+def _claim_affinity(ipam: IPAM, args: Args) -> Any:
+    return _claimed(ipam.claim_affinity(parse_network(args["cidr"]), _owner(args)))
+
+
+def _claimed(result: ClaimResult) -> Any:
+    return {"claimed": [str(c) for c in result.claimed], "failed": [str(c) for c in result.failed]}
+
+
+def _claim_failed(error: IPAMError) -> Any:
+    return _claimed(getattr(error, "partial", None) or ClaimResult())
+
+
+def _release_affinity(ipam: IPAM, args: Args) -> Any:
+    owner = BlockOwner(HOST, args["host"])
+    ipam.release_affinity(parse_network(args["cidr"]), owner, must_be_empty=args.get("must_be_empty", False))
+
+
+def _release_host_affinities(ipam: IPAM, args: Args) -> Any:
+    ipam.release_host_affinities(_owner(args), must_be_empty=args.get("must_be_empty", False))
+
+
+def _release_block_affinity(ipam: IPAM, args: Args) -> Any:
+    block = _plain(ipam).get(BlockKey(parse_network(args["cidr"]))).value
+    if "passed_affinity" in args:
+        block = replace(block, affinity=args["passed_affinity"] or None)
+    ipam.release_block_affinity(block, must_be_empty=args.get("must_be_empty", False))
+
+
+def _collect_cold(ipam: IPAM, args: Args) -> Any:
+    entry = _plain(ipam).get(BlockKey(parse_network(args["cidr"])))
+    if args.get("stale"):
+        _plain(ipam).commit(Update(entry, entry.value.bumped()))
+    ipam.collect_cold_addresses(entry, config_of(args.get("config") or {}))
+
+
+# --- owners -------------------------------------------------------------------------------------------------
+
+
+def _set_owner_attributes(ipam: IPAM, args: Args) -> Any:
+    updates, conditions = args.get("updates"), args.get("preconditions") or {}
+    if updates is None:
+        raise InvalidInput(INEXPRESSIBLE)
+    ipam.set_owner_attributes(
+        parse_address(args["ip"]),
+        args.get("handle", ""),
+        OwnerUpdates(
+            active=_side(updates.get("active_owner_attrs"), updates.get("clear_active_owner"), {}),
+            alternate=_side(updates.get("alternate_owner_attrs"), updates.get("clear_alternate_owner"), {}),
+        ),
+        OwnerPreconditions(
+            active=_side(
+                _pod(conditions.get("expected_active_owner")), conditions.get("verify_active_owner_empty"), NOBODY
+            ),
+            alternate=_side(
+                _pod(conditions.get("expected_alternate_owner")), conditions.get("verify_alternate_owner_empty"), NOBODY
+            ),
+        ),
+    )
+
+
+def _side(value: T | None, empty: bool | None, nothing: T) -> T | None:
+    """Return one value for what upstream says with two fields. Ours has no place for both of them at once."""
+    if value is not None and empty:
+        raise InvalidInput(INEXPRESSIBLE)
+    return nothing if empty else value
+
+
+def _pod(document: Mapping[str, str] | None) -> Owner | None:
+    return None if document is None else Owner(document.get("namespace", ""), document.get("name", ""))
+
+
+def _ensure_active_vm_owner(ipam: IPAM, args: Args) -> Any:
+    ipam.ensure_active_vm_owner(args.get("network", ""), args["namespace"], args["vm"], args["target_pod"])
+
+
 # --- arguments ----------------------------------------------------------------------------------------------
+
+
+def _plain(ipam: IPAM) -> Datastore:
+    """Return the store without hooks: what the recorder read by itself is not part of the operation."""
+    return getattr(ipam.store, "inner", ipam.store)
 
 
 def _networks(texts: list[str] | None) -> list[Network]:
@@ -211,14 +326,6 @@ def _host_reserved(document: Mapping[str, Any] | None) -> HostReserved | None:
 
 def _text(network: Network | None) -> str | None:
     return None if network is None else str(network)
-
-
-def _not_offered(ipam: IPAM, args: Args) -> Any:
-    raise AssertionError("IPAM offers this operation now: write its adapter")
-
-
-def _later(method: str, *arguments: str) -> Operation:
-    return Operation(method, frozenset(arguments), _not_offered)
 
 
 RESERVED = ("host_reserved_attr_ipv4", "host_reserved_attr_ipv6")
@@ -264,18 +371,39 @@ OPERATIONS: Mapping[str, Operation] = {
         ),
         _set_config,
     ),
-    "claim_affinity": _later("claim_affinity", "cidr", "affinity_type", "host"),
-    "release_affinity": _later("release_affinity", "cidr", "host", "must_be_empty"),
-    "release_host_affinities": _later("release_host_affinities", "affinity_type", "host", "must_be_empty"),
-    "release_pool_affinities": _later("release_pool_affinities", "pool"),
-    "release_block_affinity": _later("release_block_affinity", "cidr", "must_be_empty", "passed_affinity"),
-    "remove_ipam_host": _later("remove_ipam_host", "affinity_type", "host"),
-    "upgrade_host": _later("upgrade_host", "node"),
-    "garbage_collect_cold_ips": _later("garbage_collect_cold_ips", "cidr", "config", "stale"),
-    "get_utilization": _later("get_utilization", "pools"),
-    "set_owner_attributes": _later("set_owner_attributes", "ip", "handle", "updates", "preconditions"),
-    "ensure_active_vm_owner_attrs": _later(
-        "ensure_active_vm_owner_attrs", "network", "namespace", "vm", "target_pod"
+    "claim_affinity": Operation(
+        "claim_affinity", frozenset({"cidr", "affinity_type", "host"}), _claim_affinity, _claim_failed
+    ),
+    "release_affinity": Operation(
+        "release_affinity", frozenset({"cidr", "host", "must_be_empty"}), _release_affinity
+    ),
+    "release_host_affinities": Operation(
+        "release_host_affinities", frozenset({"affinity_type", "host", "must_be_empty"}), _release_host_affinities
+    ),
+    "release_pool_affinities": Operation(
+        "release_pool_affinities",
+        frozenset({"pool"}),
+        lambda ipam, args: ipam.release_pool_affinities(parse_network(args["pool"])),
+    ),
+    "release_block_affinity": Operation(
+        "release_block_affinity", frozenset({"cidr", "must_be_empty", "passed_affinity"}), _release_block_affinity
+    ),
+    "remove_ipam_host": Operation(
+        "remove_ipam_host",
+        frozenset({"affinity_type", "host"}),
+        lambda ipam, args: ipam.remove_ipam_host(_owner(args)),
+    ),
+    # Kubernetes only: no recording of another store has it.
+    "upgrade_host": Operation("upgrade_host", frozenset({"node"}), lambda ipam, args: None),
+    "garbage_collect_cold_ips": Operation(
+        "collect_cold_addresses", frozenset({"cidr", "config", "stale"}), _collect_cold
+    ),
+    "get_utilization": Operation("get_utilization", frozenset({"pools"}), _utilization),
+    "set_owner_attributes": Operation(
+        "set_owner_attributes", frozenset({"ip", "handle", "updates", "preconditions"}), _set_owner_attributes
+    ),
+    "ensure_active_vm_owner_attrs": Operation(
+        "ensure_active_vm_owner", frozenset({"network", "namespace", "vm", "target_pod"}), _ensure_active_vm_owner
     ),
 }
 

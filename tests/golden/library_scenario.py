@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from calico_ipam.errors import IPAMError
 from calico_ipam.model.timestamps import parse_time
 
 State = dict[str, Any]  #: key of a document -> its parsed value, as README §1.1 writes both
@@ -115,7 +116,7 @@ class Expectation:
     """What must be true after a step. Exceptions change a copy of the recorded one."""
 
     result: Any
-    error: Mapping[str, Any] | None
+    error: Mapping[str, Any] | IPAMError | None
     after: State
     hooks_that_may_miss: set[int] = field(default_factory=set)
 

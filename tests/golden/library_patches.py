@@ -1,0 +1,510 @@
+"""Predicates and changes of the table of exceptions that need nothing but the recorded documents."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from calico_ipam.errors import InvalidInput, IPAMError
+from calico_ipam.model.addresses import contains, parse_network
+from calico_ipam.model.handle import sanitise_handle
+from calico_ipam.model.selector import parse_selector
+from tests.golden.library_documents import (
+    CONFIG,
+    HANDLES,
+    RESOURCES,
+    block_key,
+    blocks,
+    canonical,
+    empty,
+    exact_pool_counts,
+    give_up,
+    held,
+    held_by,
+    renumbered,
+    renumbering,
+    row_key,
+    rows,
+)
+from tests.golden.library_scenario import Expectation, Moment, State
+
+SATURATED = 2**63 - 1
+
+
+# --- handle counts (L1, L2, L10) ----------------------------------------------------------------------------
+
+
+def exact(moment: Moment, ours: State, handle: str) -> dict[str, Any] | None:
+    """Return our handle document after a step: what it was, and exactly what the blocks gained or lost.
+
+    What somebody else writes during the step is what the library starts from.
+    """
+    document = beside_others(moment, ours).get(HANDLES + handle)
+    counts = Counter((document or {}).get("block") or {})
+    counts.update(held(moment.after).get(handle, Counter()))
+    counts.subtract(held(beside_others(moment, moment.before)).get(handle, Counter()))
+    left = {cidr: number for cidr, number in counts.items() if number > 0}
+    return {**(document or {"deleted": False}), "block": left} if left else None
+
+
+def beside_others(moment: Moment, state: State) -> State:
+    """Return a state with what others write and delete during the step."""
+    state = dict(state)
+    for hook in moment.step.hooks:
+        for key in hook.delete:
+            state.pop(key, None)
+        for write in hook.put:
+            state[write["key"]] = write["value"]
+    return state
+
+
+def miscounted(moment: Moment, ours: State) -> list[str]:
+    """Return the handles that upstream counts otherwise than by the addresses that change hands."""
+    before, after = held(beside_others(moment, moment.before)), held(moment.after)
+    concerned = {key[len(HANDLES) :] for key in moment.step.changed if key.startswith(HANDLES)}
+    concerned |= {h for h in {*before, *after} if before.get(h) != after.get(h)}
+    return [h for h in sorted(concerned) if exact(moment, ours, h) != moment.after.get(HANDLES + h)]
+
+
+def miscounts(*operations: str) -> Callable[[Moment, State], bool]:
+    return lambda moment, ours: moment.step.op in operations and bool(miscounted(moment, ours))
+
+
+def count_exactly(moment: Moment, expected: Expectation, ours: State) -> None:
+    for handle in miscounted(moment, ours):
+        document = exact(moment, ours, handle)
+        if document is None:
+            expected.after.pop(HANDLES + handle, None)
+        else:
+            expected.after[HANDLES + handle] = document
+
+
+def _handle(moment: Moment) -> str:
+    return HANDLES + sanitise_handle(moment.step.args.get("handle"))
+
+
+def leaves_handle(moment: Moment, ours: State) -> bool:
+    released = moment.step.op == "release_by_handle" and moment.step.error is None
+    return released and _handle(moment) in moment.after and _handle(moment) in ours
+
+
+def remove_handle(moment: Moment, expected: Expectation, ours: State) -> None:
+    expected.after.pop(_handle(moment), None)
+
+
+def handle_is_gone(moment: Moment, ours: State) -> bool:
+    looked_up = moment.step.op in ("release_by_handle", "ips_by_handle") and moment.step.error is None
+    return looked_up and _handle(moment) in moment.before and _handle(moment) not in ours
+
+
+def no_such_handle(moment: Moment, expected: Expectation, ours: State) -> None:
+    key = f"IPAMHandleKey(id={_handle(moment)[len(HANDLES) :]})"
+    text = f"resource does not exist: {key} with error: <nil>"
+    expected.error = {"type": "errors.ErrorResourceDoesNotExist", "text": text, "identifier": key}
+    expected.after.pop(_handle(moment), None)
+
+
+# --- assigning (L4, L15, L26, L27, L29, L30) ----------------------------------------------------------------
+
+
+def late_refusal(moment: Moment, ours: State) -> bool:
+    text = (moment.step.error or {}).get("text", "")
+    return text == "provided IPv6 IPPools list contains one or more IPv4 IPPools" and bool(moment.step.changed)
+
+
+def nothing_done(moment: Moment, expected: Expectation, ours: State) -> None:
+    expected.after = copy.deepcopy(moment.before)
+    expected.result = {"ipv4": None, "ipv6": None}
+
+
+def _held_instead(moment: Moment, ours: State) -> dict[str, list[str]]:
+    """Return, by family, what a handle at its cap holds, if that is enough."""
+    args = moment.step.args
+    cap, handle, found = args.get("max_alloc_per_handle", 0), args.get("handle"), {}
+    ours = beside_others(moment, ours)
+    for version in (4, 6):
+        wanted = args.get(f"num{version}", 0)
+        if moment.step.op == "auto_assign" and cap > 0 and handle and wanted > 0:
+            document = (ours.get(HANDLES + handle) or {}).get("block") or {}
+            counted = sum(n for cidr, n in document.items() if (":" in cidr) == (version == 6))
+            have = held_by(ours, handle, version)
+            if counted + wanted > cap and len(have) >= wanted:
+                found[f"ipv{version}"] = have[:wanted]
+    return found
+
+
+def _addresses(result: Any, family: str) -> list[str]:
+    return ((result or {}).get(family) or {}).get("ips") or []
+
+
+def at_cap(moment: Moment, ours: State) -> bool:
+    return any(_addresses(moment.step.result, f) != ips for f, ips in _held_instead(moment, ours).items())
+
+
+def give_held(moment: Moment, expected: Expectation, ours: State) -> None:
+    for family, ips in _held_instead(moment, ours).items():
+        expected.result[family] = {
+            "ips": ips,
+            "ip_version": int(family[-1]),
+            "num_requested": len(ips),
+            "msgs": [],
+            "partial_error": None,
+        }
+    expected.error = None
+    expected.after = copy.deepcopy(beside_others(moment, moment.before))
+
+
+def bad_pools(state: State) -> list[str]:
+    """Return the keys of pools with a selector that does not parse."""
+    found = []
+    for key, pool in state.items():
+        if key.startswith(RESOURCES + "ippools/"):
+            try:
+                for field in ("nodeSelector", "namespaceSelector"):
+                    parse_selector(pool["spec"].get(field) or "all()")
+            except IPAMError:
+                found.append(key)
+    return found
+
+
+def bad_selector(moment: Moment, ours: State) -> bool:
+    pools = [k for k in moment.before if k.startswith(RESOURCES + "ippools/")]
+    others = len(pools) > len(bad_pools(moment.before)) > 0
+    text = (moment.step.error or {}).get("text", "")
+    return moment.step.op == "auto_assign" and others and text.startswith("expected ")
+
+
+def _unconfirmed_row(moment: Moment, ours: State) -> str | None:
+    """Return the key of a row that AssignIP finds unconfirmed although the block is the host's own."""
+    if moment.step.op != "assign_ip" or moment.step.error is not None:
+        return None
+    owner = f"host:{moment.step.args['hostname']}"
+    target = parse_network(canonical(moment.step.args["ip"]))
+    for _, block in blocks(ours):
+        if block.get("affinity") == owner and contains(parse_network(block["cidr"]), target):
+            row = ours.get(row_key(owner, block["cidr"]))
+            if isinstance(row, dict) and row.get("state") not in ("confirmed", ""):
+                return row_key(owner, block["cidr"])
+    return None
+
+
+def unconfirmed(moment: Moment, ours: State) -> bool:
+    key = _unconfirmed_row(moment, ours)
+    return key is not None and moment.after.get(key, {}).get("state") != "confirmed"
+
+
+def confirm(moment: Moment, expected: Expectation, ours: State) -> None:
+    key = _unconfirmed_row(moment, ours)
+    assert key is not None
+    expected.after[key]["state"] = "confirmed"
+
+
+def unlistable(moment: Moment, ours: State) -> bool:
+    handle = moment.step.args.get("handle") or ""
+    return moment.step.op in ("auto_assign", "assign_ip") and any(c in handle for c in "/\r\n\0")
+
+
+def refuse_handle(moment: Moment, expected: Expectation, ours: State) -> None:
+    handle = moment.step.args["handle"]
+    name = next(name for c, name in (("/", "a slash"), ("\r", "a carriage return"), ("\n", "a line feed")) if c in handle)
+    expected.error = {
+        "type": "*errors.errorString",
+        "text": f"handle {handle!r} contains {name}, so it could be stored but never listed",
+    }
+    expected.after = copy.deepcopy(moment.before)
+    expected.result = {"ipv4": None, "ipv6": None} if moment.step.op == "auto_assign" else None
+
+
+def unreadable(moment: Moment, ours: State) -> bool:
+    return moment.step.op == "auto_assign" and (moment.step.error or {}).get("type") == "errors.ErrorParsingDatastoreEntry"
+
+
+# --- releasing (L8, L11, L22, §14.4) ------------------------------------------------------------------------
+
+
+def _released(moment: Moment, state: State) -> Iterator[tuple[str, str]]:
+    """Yield (owner, CIDR) of the rows in ``state`` that an operation is asked to release."""
+    op, args = moment.step.op, moment.step.args
+    for _, owner, cidr in list(rows(state)):
+        kind = args.get("affinity_type") or "host"
+        if op == "release_affinity":
+            wanted = owner == f"host:{args['host']}" and _within(args["cidr"], cidr)
+        elif op in ("release_host_affinities", "remove_ipam_host"):
+            wanted = owner == f"{kind}:{args['host']}"
+        elif op == "release_pool_affinities":
+            wanted = _within(args["pool"], cidr)
+        else:
+            wanted = False
+        if wanted:
+            yield owner, cidr
+
+
+def _within(network: str, cidr: str) -> bool:
+    return contains(parse_network(network), parse_network(cidr))
+
+
+def _stale_rows(moment: Moment) -> list[tuple[str, str]]:
+    """Return the rows that upstream leaves although their block is missing or somebody else's."""
+    if moment.step.error is not None:
+        return []
+    found = []
+    for owner, cidr in _released(moment, moment.after):
+        block = moment.before.get(block_key(cidr))
+        if block is None or (block.get("affinity") or owner) != owner:
+            found.append((owner, cidr))
+    return found
+
+
+def releases_stale_rows(moment: Moment, ours: State) -> bool:
+    return bool(_stale_rows(moment))
+
+
+def drop_stale_rows(moment: Moment, expected: Expectation, ours: State) -> None:
+    for owner, cidr in _stale_rows(moment):
+        expected.after.pop(row_key(owner, cidr), None)
+
+
+def _rowless(moment: Moment) -> list[tuple[str, str]]:
+    """Return the blocks of an owner, named in the call, that upstream does not release because their row is missing."""
+    op, args = moment.step.op, moment.step.args
+    found = []
+    for key, block in blocks(moment.after):
+        owner = block.get("affinity") or ""
+        if op == "release_affinity":
+            wanted = owner == f"host:{args['host']}" and _within(args["cidr"], block["cidr"])
+        else:
+            wanted = op == "release_block_affinity" and args["cidr"] == block["cidr"] and bool(owner)
+            wanted = wanted and args.get("passed_affinity", owner) == owner
+        if wanted and key in moment.before and row_key(owner, block["cidr"]) not in moment.before:
+            found.append((owner, str(block["cidr"])))
+    return found
+
+
+def releases_rowless(moment: Moment, ours: State) -> bool:
+    return bool(_rowless(moment))
+
+
+def give_up_rowless(moment: Moment, expected: Expectation, ours: State) -> None:
+    for owner, cidr in _rowless(moment):
+        block = expected.after[block_key(cidr)]
+        if moment.step.args.get("must_be_empty") and not empty(block):
+            expected.error = {"type": "ipam.errBlockNotEmpty", "text": f"block '{cidr}' is not empty"}
+            return
+        give_up(expected.after, owner, cidr)
+
+
+def _virtual(moment: Moment, ours: State) -> list[tuple[str, str]]:
+    if moment.step.op != "release_pool_affinities":
+        return []
+    return [(o, c) for o, c in _released(moment, ours) if o.startswith("virtual:") and row_key(o, c) in moment.after]
+
+
+def virtual_in_pool(moment: Moment, ours: State) -> bool:
+    return bool(_virtual(moment, ours))
+
+
+def release_virtual(moment: Moment, expected: Expectation, ours: State) -> None:
+    for owner, cidr in _virtual(moment, ours):
+        give_up(expected.after, owner, cidr)
+
+
+def _only_bumped(moment: Moment) -> list[str]:
+    """Return the blocks that a release of doubled free addresses rewrites without a change."""
+    options = [canonical(o["address"]) for o in moment.step.args.get("options") or () if _parses(o["address"])]
+    if moment.step.op != "release_ips" or len(set(options)) == len(options):
+        return []
+    found = []
+    for key, block in blocks(moment.after):
+        old = moment.before.get(key)
+        if key in moment.step.changed and old and {**old, "sequenceNumber": block["sequenceNumber"]} == block:
+            found.append(key)
+    return found
+
+
+def _parses(text: str) -> bool:
+    try:
+        canonical(text)
+    except ValueError:
+        return False
+    return True
+
+
+def useless_write(moment: Moment, ours: State) -> bool:
+    return bool(_only_bumped(moment))
+
+
+def not_written(moment: Moment, expected: Expectation, ours: State) -> None:
+    for key in _only_bumped(moment):
+        expected.after[key] = copy.deepcopy(moment.before[key])
+
+
+def _renumberings(moment: Moment) -> dict[str, dict[int, int]]:
+    found = {}
+    for key, block in blocks(moment.after):
+        old = moment.before.get(key)
+        if key in moment.step.changed and isinstance(old, dict) and old.get("affinity") == block.get("affinity"):
+            places = renumbering(old, block, moment.step.now)
+            if places:
+                found[key] = places
+    return found
+
+
+def matures_by_ordinal(moment: Moment, ours: State) -> bool:
+    # Where the matured addresses stand in the queue shows only if they are in it, or were taken from it.
+    return any(renumbered(moment.after[k], p) != moment.after[k] for k, p in _renumberings(moment).items())
+
+
+def by_release(moment: Moment, expected: Expectation, ours: State) -> None:
+    for key, places in _renumberings(moment).items():
+        network = parse_network(moment.after[key]["cidr"])
+        expected.after[key] = renumbered(expected.after[key], places)
+        swap = {f"{network[a]}/{network.prefixlen}": f"{network[b]}/{network.prefixlen}" for a, b in places.items()}
+        for family in ("ipv4", "ipv6"):
+            if _addresses(expected.result, family):
+                expected.result[family]["ips"] = [swap.get(ip, ip) for ip in expected.result[family]["ips"]]
+
+
+# --- owners, counts, settings, fields -----------------------------------------------------------------------
+
+
+def _own_slot(moment: Moment) -> tuple[str, int] | None:
+    """Return (block, ordinal) of an address whose shared attribute upstream changes for all of its holders."""
+    if moment.step.op != "set_owner_attributes" or moment.step.error is not None:
+        return None
+    target = parse_network(canonical(moment.step.args["ip"]))
+    for key, block in blocks(moment.before):
+        network = parse_network(block["cidr"])
+        if contains(network, target) and key in moment.step.changed:
+            ordinal = int(target.network_address) - int(network.network_address)
+            if block["allocations"].count(block["allocations"][ordinal]) > 1:
+                return key, ordinal
+    return None
+
+
+def shared(moment: Moment, ours: State) -> bool:
+    slot = _own_slot(moment)
+    return slot is not None and _unshared(moment, *slot) != moment.after[slot[0]]
+
+
+def _unshared(moment: Moment, key: str, ordinal: int) -> dict[str, Any]:
+    before, after = moment.before[key], copy.deepcopy(moment.after[key])
+    index = before["allocations"][ordinal]
+    changed = after["attributes"][index]
+    if changed != before["attributes"][index]:
+        after["allocations"][ordinal] = len(after["attributes"])
+        after["attributes"] = [*before["attributes"], changed]
+    return after
+
+
+def unshare(moment: Moment, expected: Expectation, ours: State) -> None:
+    slot = _own_slot(moment)
+    assert slot is not None
+    expected.after[slot[0]] = _unshared(moment, *slot)
+
+
+def _pools(moment: Moment) -> list[dict[str, Any]]:
+    return list(moment.step.result["pools"]) if moment.step.op == "get_utilization" and moment.step.result else []
+
+
+def saturated(moment: Moment, ours: State) -> bool:
+    return any(pool["capacity"] == SATURATED for pool in _pools(moment))
+
+
+def exact_counts(moment: Moment, expected: Expectation, ours: State) -> None:
+    expected.result["pools"] = [
+        exact_pool_counts(pool, moment.before) if pool["capacity"] == SATURATED else pool for pool in _pools(moment)
+    ]
+
+
+def _broken_bound(moment: Moment) -> str | None:
+    args = moment.step.args
+    if moment.step.op != "set_ipam_config" or moment.step.error is not None:
+        return None
+    if not 0 <= args.get("max_blocks_per_host", 0) <= 1_000_000:
+        return "MaxBlocksPerHost must lie between 0 and 1000000"
+    if not 0 <= args.get("ip_cooldown_seconds", 0) <= 1200:
+        return "IPCooldownSeconds must lie between 0 and 1200"
+    return None
+
+
+def out_of_bounds(moment: Moment, ours: State) -> bool:
+    return _broken_bound(moment) is not None
+
+
+def refuse_settings(moment: Moment, expected: Expectation, ours: State) -> None:
+    expected.error = {"type": "*errors.errorString", "text": _broken_bound(moment)}
+    if CONFIG in moment.before:
+        expected.after[CONFIG] = copy.deepcopy(moment.before[CONFIG])
+    else:
+        expected.after.pop(CONFIG, None)
+
+
+def _dropped(moment: Moment) -> dict[str, dict[str, Any]]:
+    """Return, by block, the fields that upstream drops when it rewrites it."""
+    found = {}
+    for key, block in blocks(moment.after):
+        old = moment.before.get(key)
+        if key in moment.step.changed and isinstance(old, dict):
+            known = {name.lower() for name in block} | {"affinity_claim_time", "affinity", "sequencenumberforallocation"}
+            gone = {name: value for name, value in old.items() if name.lower() not in known}
+            if gone:
+                found[key] = gone
+    return found
+
+
+def drops_fields(moment: Moment, ours: State) -> bool:
+    return bool(_dropped(moment))
+
+
+def keep_fields(moment: Moment, expected: Expectation, ours: State) -> None:
+    for key, fields in _dropped(moment).items():
+        expected.after[key].update(fields)
+
+
+def _made_maps(moment: Moment) -> list[str]:
+    name = "sequenceNumberForAllocation"
+    return [
+        key
+        for key, block in blocks(moment.after)
+        if key in moment.step.changed
+        and isinstance(moment.before.get(key), dict)
+        and moment.before[key].get(name) is None
+        and block.get(name) == {}
+    ]
+
+
+def makes_map(moment: Moment, ours: State) -> bool:
+    return bool(_made_maps(moment))
+
+
+def keep_absent(moment: Moment, expected: Expectation, ours: State) -> None:
+    for key in _made_maps(moment):
+        expected.after[key]["sequenceNumberForAllocation"] = None
+
+
+# --- typed arguments ----------------------------------------------------------------------------------------
+
+
+def malformed(moment: Moment, ours: State) -> bool:
+    return moment.step.op == "release_ips" and not all(_parses(o["address"]) for o in moment.step.args["options"])
+
+
+def invalid_input(moment: Moment, expected: Expectation, ours: State) -> None:
+    wrong = next(o["address"] for o in moment.step.args["options"] if not _parses(o["address"]))
+    expected.error = InvalidInput(f"invalid IP address: {wrong}", subject=wrong)
+
+
+def _respelled(result: Any) -> Any:
+    released = [{**o, "address": canonical(o["address"])} for o in result["released"]]
+    return {"released": released, "unallocated": [canonical(a) for a in result["unallocated"]]}
+
+
+def other_spelling(moment: Moment, ours: State) -> bool:
+    result = moment.step.result
+    return moment.step.op == "release_ips" and result is not None and _respelled(result) != result
+
+
+def one_spelling(moment: Moment, expected: Expectation, ours: State) -> None:
+    expected.result = _respelled(expected.result)

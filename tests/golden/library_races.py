@@ -1,0 +1,211 @@
+"""Predicates and changes of the table of exceptions for steps in which something happens in between.
+
+Where ours is expected to do as if nothing had happened, the step is run once more on a store of its own without the
+disturbance: that run is the expectation.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable
+
+from calico_ipam.model.addresses import parse_network
+from tests.golden.library_backends import memory_bench
+from tests.golden.library_documents import block_key, blocks, rows
+from tests.golden.library_patches import bad_pools
+from tests.golden.library_scenario import Expectation, Hook, Moment, State, exact_text
+from tests.golden.replay import carry_out, prepared
+
+Change = Callable[[Moment, Expectation, State], None]
+CLAIMS = ("auto_assign", "assign_ip", "claim_affinity")
+
+
+def rerun(moment: Moment, state: State, hooks: Iterable[Hook]) -> Expectation:
+    """Return what our library does in this step from another state, or with other hooks."""
+    bench = memory_bench()
+    for key, document in state.items():
+        bench.put_text(key, exact_text(document))
+    store, ipam = prepared(bench, moment.step.now)
+    store.set_hooks(tuple(hooks))
+    result, error = carry_out(ipam, bench, moment.step)
+    return Expectation(result, error, bench.state())
+
+
+def _take(expected: Expectation, other: Expectation, moment: Moment) -> None:
+    expected.result, expected.error, expected.after = other.result, other.error, other.after
+    expected.hooks_that_may_miss = set(range(len(moment.step.hooks)))
+
+
+def _hooks(moment: Moment, **wanted: str) -> list[Hook]:
+    return [h for h in moment.step.hooks if all(getattr(h, name) == value for name, value in wanted.items())]
+
+
+def as_if_undisturbed(moment: Moment, expected: Expectation, ours: State) -> None:
+    _take(expected, rerun(moment, ours, ()), moment)
+
+
+# --- AssignIP (L2) ------------------------------------------------------------------------------------------
+
+
+def cap_reached_by_retries(moment: Moment, ours: State) -> bool:
+    text = (moment.step.error or {}).get("text", "")
+    return moment.step.op == "assign_ip" and bool(moment.step.hooks) and text.startswith("Max retries hit")
+
+
+# --- claiming (L5, L31, atomic) -----------------------------------------------------------------------------
+
+
+def half_claim(moment: Moment, ours: State) -> bool:
+    """A fresh claim is disturbed at one of the writes of the affinity row that ours does not make."""
+    unsettled = any(ours[key].get("state") != "confirmed" for key, _, _ in rows(ours) if isinstance(ours[key], dict))
+    released = any(block["affinity"] != moment.after.get(k, block)["affinity"] for k, block in blocks(moment.before))
+    return moment.step.op in CLAIMS and not unsettled and not released and bool(_half_claim_hooks(moment))
+
+
+def _half_claim_hooks(moment: Moment) -> list[Hook]:
+    return _hooks(moment, kind="affinity", call="update") + _hooks(moment, kind="affinity", call="delete")
+
+
+def without_half_claim(moment: Moment, expected: Expectation, ours: State) -> None:
+    skipped = _half_claim_hooks(moment)
+    _take(expected, rerun(moment, ours, [h for h in moment.step.hooks if h not in skipped]), moment)
+
+
+def claim_disturbed(moment: Moment, ours: State) -> bool:
+    about = (moment.step.error or {}).get("identifier", "")
+    gone = (moment.step.error or {}).get("type") == "errors.ErrorResourceDoesNotExist"
+    in_claim = moment.step.op in CLAIMS and gone and about.startswith("BlockAffinityKey")
+    return in_claim and not half_claim(moment, ours)
+
+
+def filled(moment: Moment, ours: State) -> bool:
+    text = (moment.step.error or {}).get("text", "")
+    return moment.step.op == "auto_assign" and bool(moment.step.hooks) and " free ips which is less than " in text
+
+
+def next_block(moment: Moment, expected: Expectation, ours: State) -> None:
+    outside = {write["key"]: write["value"] for hook in moment.step.hooks for write in hook.put}
+    _take(expected, rerun(moment, {**ours, **outside}, ()), moment)
+
+
+def answer_lost(moment: Moment, ours: State) -> bool:
+    return bool(_hooks(moment, when="after", error="datastore"))
+
+
+def _put_by_own_host(moment: Moment) -> list[str]:
+    """Return the blocks that another process of the same host creates before us."""
+    owner = f"host:{moment.step.args.get('hostname')}"
+    found = []
+    for hook in _hooks(moment, call="create", kind="block", when="before"):
+        found += [w["key"] for w in hook.put if isinstance(w["value"], dict) and w["value"].get("affinity") == owner]
+    return found
+
+
+def lost_to_self(moment: Moment, ours: State) -> bool:
+    return moment.step.op in CLAIMS and bool(_put_by_own_host(moment)) and moment.step.error is None
+
+
+def one_more_write(moment: Moment, expected: Expectation, ours: State) -> None:
+    for key in _put_by_own_host(moment):
+        put = next(w["value"] for h in moment.step.hooks for w in h.put if w["key"] == key)
+        block = expected.after[key]
+        block["sequenceNumber"] += 1
+        numbers = block["sequenceNumberForAllocation"]
+        old = put.get("sequenceNumberForAllocation") or {}
+        block["sequenceNumberForAllocation"] = {o: n if old.get(o) == n else n + 1 for o, n in numbers.items()}
+
+
+# --- releasing (atomic) -------------------------------------------------------------------------------------
+
+
+def _marked(moment: Moment, ours: State) -> list[str]:
+    """Return the rows that upstream leaves marked for deletion by an operation which did not come to its end."""
+    return [
+        key
+        for key, _, _ in rows(moment.after)
+        if moment.after[key] != ours.get(key) and moment.after[key].get("state") == "pendingDeletion"
+    ]
+
+
+def _half_release_hooks(moment: Moment) -> list[Hook]:
+    released = moment.step.op.startswith("release_") or moment.step.op == "remove_ipam_host"
+    return [
+        *(_hooks(moment, kind="affinity", call="update") if released else ()),
+        *(_hooks(moment, kind="affinity", call="delete", error="datastore") if released else ()),
+    ]
+
+
+def half_release(moment: Moment, ours: State) -> bool:
+    return bool(moment.step.hooks) and bool(_marked(moment, ours) or _half_release_hooks(moment))
+
+
+def row_unchanged(moment: Moment, expected: Expectation, ours: State) -> None:
+    for key in _marked(moment, ours):
+        expected.after[key] = copy.deepcopy(ours[key])
+    for hook in _half_release_hooks(moment):
+        if hook.call == "delete":
+            # The row cannot go, so the block does not go either.
+            expected.after = copy.deepcopy(ours)
+        elif hook.error or (moment.step.error or {}).get("type") == "errors.ErrorResourceUpdateConflict":
+            # There is no such write that could fail, or lose.
+            as_if_undisturbed(moment, expected, ours)
+        else:
+            expected.hooks_that_may_miss.add(moment.step.hooks.index(hook))
+
+
+# --- handles and reads --------------------------------------------------------------------------------------
+
+
+def handle_fails(moment: Moment, ours: State) -> bool:
+    writes = [*_hooks(moment, kind="handle", call="create"), *_hooks(moment, kind="handle", call="update")]
+    return moment.step.op == "auto_assign" and any(hook.error for hook in writes)
+
+
+def say_so(moment: Moment, expected: Expectation, ours: State) -> None:
+    for family in ("ipv4", "ipv6"):
+        if expected.result[family]:
+            expected.result[family]["msgs"] = ["Failed to assign IPs in newly allocated block"]
+
+
+def prelude_fails(moment: Moment, ours: State) -> bool:
+    failing = [h for h in _hooks(moment, kind="handle", call="get", when="before", error="datastore") if h.nth == 1]
+    return moment.step.op == "auto_assign" and bool(failing)
+
+
+def store_error(moment: Moment, expected: Expectation, ours: State) -> None:
+    key = f"IPAMHandleKey(id={moment.step.args['handle']})"
+    expected.error = {"type": "errors.ErrorDatastoreError", "text": "injected failure", "identifier": key}
+    expected.result = {"ipv4": None, "ipv6": None}
+    expected.after = copy.deepcopy(ours)
+
+
+# --- what cannot be understood (L26, L30) -------------------------------------------------------------------
+
+
+def without_bad_pools(moment: Moment, expected: Expectation, ours: State) -> None:
+    bad = {key: ours[key] for key in bad_pools(ours)}
+    _take(expected, rerun(moment, {k: v for k, v in ours.items() if k not in bad}, ()), moment)
+    expected.after |= bad
+
+
+def beside_damaged(moment: Moment, expected: Expectation, ours: State) -> None:
+    """As if a full block of somebody else were in the place of what cannot be read."""
+    damaged = {key: ours[key] for key, _, _ in rows(ours) if not isinstance(ours[key], dict) and ours[key]}
+    places = {block_key(cidr): _full(cidr) for key, _, cidr in rows(ours) if key in damaged}
+    state = {k: v for k, v in ours.items() if k not in damaged}
+    _take(expected, rerun(moment, {**state, **places}, ()), moment)
+    expected.after = {k: v for k, v in expected.after.items() if k not in places} | damaged
+
+
+def _full(cidr: str) -> object:
+    size = parse_network(cidr).num_addresses
+    return {
+        "cidr": cidr,
+        "affinity": "host:somebody-else",
+        "allocations": [0] * size,
+        "unallocated": [],
+        "attributes": [{"handle_id": "somebody-else"}],
+        "sequenceNumber": 1,
+        "sequenceNumberForAllocation": {},
+        "deleted": False,
+    }
