@@ -12,6 +12,7 @@ A fault strikes once unless ``times`` says more; :meth:`FaultyStore.struck` tell
 
 from __future__ import annotations
 
+import builtins
 import threading
 import time
 from collections import Counter
@@ -85,7 +86,7 @@ class _Armed:
     def strikes(self, verb: Verb, subjects: tuple[Key | Scope, ...]) -> int | None:
         """Return the position of the subject that is struck, or None."""
         fault = self.fault
-        if fault.verb not in (None, verb) or (fault.write and verb != "commit"):
+        if fault.verb not in (None, verb) or (verb != "commit" and (fault.write or fault.kind == "conflict")):
             return None
         chosen = [i for i, each in enumerate(subjects) if fault.where is None or fault.where(each)]
         if not chosen:
@@ -151,7 +152,7 @@ class FaultyStore(Datastore):
     def read(self, *wanted: Key | Scope) -> Snapshot:
         return self._do("read", wanted, lambda: self.inner.read(*wanted))
 
-    def commit(self, *writes: Write) -> list[Entry]:
+    def commit(self, *writes: Write) -> builtins.list[Entry]:
         keys = tuple(write.key for write in writes)
         return self._do("commit", keys, lambda: self.inner.commit(*writes), writes)
 

@@ -1,0 +1,30 @@
+"""The contract of datastores (tests/store_contract.py) against each backend."""
+
+from __future__ import annotations
+
+import sqlite3
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from calico_ipam.datastore.sqlite import SQLiteStore
+from tests.store_contract import Backend, StoreContract
+
+
+class TestSQLite(StoreContract):
+    @pytest.fixture
+    def backend(self, tmp_path: Path) -> Backend:
+        path = tmp_path / "store" / "ipam.db"
+        SQLiteStore(path).close()
+
+        def put_text(key: str, text: str) -> None:
+            connection = sqlite3.connect(path, timeout=10, isolation_level=None)
+            connection.execute("BEGIN IMMEDIATE")
+            (newest,) = connection.execute("SELECT coalesce(max(revision), 0) + 1 FROM changes").fetchone()
+            connection.execute("INSERT OR REPLACE INTO objects VALUES (?, ?, ?)", (key, text, newest))
+            connection.execute("INSERT INTO changes VALUES (?, ?, 'added', ?)", (newest, key, text))
+            connection.execute("COMMIT")
+            connection.close()
+
+        return Backend(partial(SQLiteStore, path), put_text)
