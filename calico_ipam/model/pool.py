@@ -42,11 +42,19 @@ class Pool:
 
     @classmethod
     def from_resource(cls, resource: Resource) -> Pool:
-        """Return the pool that a document describes. Raises InvalidInput when its CIDR does not parse."""
+        """Return the pool that a document describes.
+
+        Raises InvalidInput when its CIDR does not parse, or its block size is none of an address of the family.
+        """
         spec = resource.spec
         text = str(spec.get("cidr") or "")
         cidr = parse_network(text)
-        size = spec.get("blockSize")
+        size = spec.get("blockSize") or DEFAULT_BLOCK_SIZE[cidr.version]
+        if not isinstance(size, int) or not 0 < size <= WIDTH[cidr.version]:
+            raise InvalidInput(
+                f"block size {size!r} of pool {resource.name} is no prefix length of an IPv{cidr.version} block",
+                subject=resource.name,
+            )
         uses = spec.get("allowedUses")
         refused = ""
         conditions = mapping(resource.document.get("status")).get("conditions")
@@ -57,7 +65,7 @@ class Pool:
             name=resource.name,
             cidr=cidr,
             cidr_text=text,
-            block_size=size if isinstance(size, int) and size else DEFAULT_BLOCK_SIZE[cidr.version],
+            block_size=size,
             disabled=spec.get("disabled") is True,
             deleting=bool(resource.metadata.get("deletionTimestamp")),
             not_allocatable=refused,
