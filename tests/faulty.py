@@ -12,11 +12,10 @@ A fault strikes once unless ``times`` says more; :meth:`FaultyStore.struck` tell
 
 from __future__ import annotations
 
-import builtins
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
@@ -152,7 +151,7 @@ class FaultyStore(Datastore):
     def read(self, *wanted: Key | Scope) -> Snapshot:
         return self._do("read", wanted, lambda: self.inner.read(*wanted))
 
-    def commit(self, *writes: Write) -> builtins.list[Entry]:
+    def commit(self, *writes: Write) -> Sequence[Entry]:
         keys = tuple(write.key for write in writes)
         return self._do("commit", keys, lambda: self.inner.commit(*writes), writes)
 

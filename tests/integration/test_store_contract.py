@@ -1,4 +1,4 @@
-"""The contract of datastores (tests/store_contract.py) against each backend."""
+"""The contract of datastores (tests/store_contract.py, tests/store_contract_live.py) against each backend."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import pytest
 
 from calico_ipam.datastore.sqlite import SQLiteStore
 from tests.store_contract import Backend, StoreContract
+from tests.store_contract_live import LiveStoreContract
 
 
-class TestSQLite(StoreContract):
+class TestSQLite(StoreContract, LiveStoreContract):
     @pytest.fixture
     def backend(self, tmp_path: Path) -> Backend:
         path = tmp_path / "store" / "ipam.db"
