@@ -86,7 +86,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
         return (yield)
 
     def expire(signum: int, frame: FrameType | None) -> None:
-        pytest.fail(f"took more than {seconds:.0f} s: {item.nodeid}")
+        pytest.fail(f"took more than {seconds:g} s: {item.nodeid}")
 
     before = signal.signal(signal.SIGALRM, expire)
     signal.setitimer(signal.ITIMER_REAL, seconds)
