@@ -9,7 +9,6 @@ A backend's test module says how to open it::
 
 from __future__ import annotations
 
-import multiprocessing
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -56,7 +55,6 @@ from calico_ipam.model.keys import (
 from calico_ipam.model.resource import Resource
 
 NOW = 1_787_392_800_000_000_000
-SPAWN = multiprocessing.get_context("spawn")
 PATIENCE = 30.0  # seconds a test waits for something that should happen at once
 
 

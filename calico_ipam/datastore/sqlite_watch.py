@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from calico_ipam.datastore.api import Revision
 from calico_ipam.datastore.documents import RawChange, Row
 from calico_ipam.datastore.paths import PathRange
-from calico_ipam.errors import StoreUnavailable
+from calico_ipam.errors import IPAMError, StoreUnavailable
 
 if TYPE_CHECKING:
     from calico_ipam.datastore.sqlite import SQLiteStore
@@ -57,8 +57,10 @@ class Changes(Iterator[RawChange | Revision]):
             try:
                 self._store._run("watch", self._poll)
                 answered = time.monotonic()
-            except StoreUnavailable:
-                if self._ended() or time.monotonic() - answered > OUTAGE:
+            except IPAMError as error:
+                if self._ended():
+                    break
+                if not isinstance(error, StoreUnavailable) or time.monotonic() - answered > OUTAGE:
                     raise
             if self._queue:
                 continue
