@@ -15,7 +15,19 @@ from typing import Any
 from calico_cni import gojson
 from calico_cni.context import Call, Context, Finished
 from calico_cni.errors import NOT_AVAILABLE, TRY_AGAIN_LATER, CNIError
-from calico_cni.protocol import CALICO_IPAM, NEWEST, VERSION, Request, declared_version, go_quote
+from calico_cni.protocol import (
+    ADD,
+    CALICO_IPAM,
+    CHECK,
+    DEL,
+    GC,
+    NEWEST,
+    STATUS,
+    VERSION,
+    Request,
+    declared_version,
+    go_quote,
+)
 from calico_cni.results import Result, parse_result
 from calico_ipam.datastore.api import Datastore
 
@@ -26,6 +38,10 @@ QUICK = 10.0
 
 _BUSY_TRIES = 6
 _BUSY_PAUSE = 1.0  # seconds
+
+
+class PluginStoppedError(CNIError):
+    """A foreign plugin took too long and was killed; nobody knows how far it had come."""
 
 
 class IPAMDelegate:
@@ -45,25 +61,37 @@ class IPAMDelegate:
         """Is it calico-ipam, which runs in this process?"""
         return self._type == CALICO_IPAM
 
-    def add(self) -> Result:
-        """Ask for addresses. Raises CNIError, the plugin's own where it told one."""
-        request = self._call.request.as_verb("ADD")
-        text = self._ask(request, TIMEOUT)
-        document = _document(text)
-        return parse_result(document, declared_version(self._call.conf.document))
+    def ask_for_addresses(self) -> str:
+        """Run ADD and return what the plugin printed. Raises CNIError, the plugin's own where it told one."""
+        try:
+            return self._ask(self._call.request.as_verb(ADD), TIMEOUT)
+        except PluginStoppedError:
+            self._take_back()
+            raise
+
+    def _take_back(self) -> None:
+        """Let a plugin that was stopped in the middle of an ADD give back what it may have taken."""
+        try:
+            self.delete()
+        except CNIError as error:
+            self._call.log.warning("Could not give back what a stopped IPAM plugin may have taken", error=error)
+
+    def result_of(self, text: str) -> Result:
+        """Return the result that the plugin printed. Raises CNIError."""
+        return parse_result(_document(text), declared_version(self._call.conf.document))
 
     def delete(self) -> None:
         """Give the addresses back; those that are gone already are fine."""
-        self._ask(self._call.request.as_verb("DEL"), TIMEOUT)
+        self._ask(self._call.request.as_verb(DEL), TIMEOUT)
 
     def check(self) -> None:
         """Let the plugin look whether it still knows the addresses of ``prevResult``."""
-        self._ask(self._call.request.as_verb("CHECK"), TIMEOUT)
+        self._ask(self._call.request.as_verb(CHECK), TIMEOUT)
 
     def status(self) -> None:
         """Raise CNIError when the plugin could not serve an ADD now."""
         if self.ours or self.knows_newest():
-            self._ask(self._call.request.as_verb("STATUS"), QUICK)
+            self._ask(self._call.request.as_verb(STATUS), QUICK)
             return
         raise CNIError(
             f"the IPAM plugin {go_quote(self._type)} does not support CNI {NEWEST}, so its status cannot be asked",
@@ -76,7 +104,7 @@ class IPAMDelegate:
         if not self.ours and not self.knows_newest():
             self._call.log.warning("The IPAM plugin does not know GC and is left out", plugin=self._type)
             return
-        request = self._call.request.as_verb("GC")
+        request = self._call.request.as_verb(GC)
         stdin = gojson.dump_compact(document).encode("utf-8", "surrogateescape")
         self._ask(Request(request.program, request.environ, stdin), TIMEOUT)
 
@@ -136,7 +164,7 @@ def _run(context: Context, path: Path, request: Request, timeout: float) -> Fini
         try:
             return context.run_program(path, request.environ, request.stdin, timeout)
         except TimeoutError:
-            raise CNIError(
+            raise PluginStoppedError(
                 f"netplugin failed: {path.name} did not answer within {timeout:g} s and was stopped",
                 code=TRY_AGAIN_LATER,
             ) from None

@@ -95,31 +95,47 @@ def _verb(request: Request) -> Verb:
 
 def _calico_verb(command: str) -> Verb | None:
     if command == ADD:
-        from calico_cni.plugin.add import add as verb
-    elif command == DEL:
-        from calico_cni.plugin.delete import delete as verb
-    elif command == CHECK:
-        from calico_cni.plugin.check import check as verb
-    elif command == GC:
-        from calico_cni.plugin.gc import collect as verb
-    elif command == STATUS:
-        from calico_cni.plugin.status import status as verb
-    else:
-        return None
-    return verb
+        from calico_cni.plugin.add import add
+
+        return add
+    if command == DEL:
+        from calico_cni.plugin.delete import delete
+
+        return delete
+    if command == CHECK:
+        from calico_cni.plugin.check import check
+
+        return check
+    if command == GC:
+        from calico_cni.plugin.gc import collect
+
+        return collect
+    if command == STATUS:
+        from calico_cni.plugin.status import status
+
+        return status
+    return None
 
 
 def _ipam_verb(command: str) -> Verb | None:
     if command == ADD:
-        from calico_cni.ipam.add import add as verb
-    elif command == DEL:
-        from calico_cni.ipam.delete import delete as verb
-    elif command == CHECK:
-        from calico_cni.ipam.check import check as verb
-    elif command == GC:
-        from calico_cni.ipam.gc import collect as verb
-    elif command == STATUS:
-        from calico_cni.ipam.status import status as verb
-    else:
-        return None
-    return verb
+        from calico_cni.ipam.add import add
+
+        return add
+    if command == DEL:
+        from calico_cni.ipam.delete import delete
+
+        return delete
+    if command == CHECK:
+        from calico_cni.ipam.check import check
+
+        return check
+    if command == GC:
+        from calico_cni.ipam.gc import collect
+
+        return collect
+    if command == STATUS:
+        from calico_cni.ipam.status import status
+
+        return status
+    return None

@@ -130,6 +130,9 @@ class Dataplane(Protocol):
     def host_link(self, name: str, netns: str) -> HostLink | None:
         """Return the host's link of that name, or None. ``netns``: the sandbox of this call; may be empty or gone."""
 
+    def container_link(self, netns: str, name: str) -> bool:
+        """Tell whether the sandbox has a link of that name; False for a namespace that is gone."""
+
     def add(self, request: LinkRequest) -> LinkResult:
         """Make the pair, or leave nothing of it behind: what was made is removed before an error is raised."""
 

@@ -29,9 +29,10 @@ logger = logging.getLogger(__name__)
 
 #: seconds that removing the link of one sandbox may take (cni.md §8.1)
 REMOVE_SECONDS = 20.0
-#: seconds to wait for the link-local address of the host end, and between two looks
-LINK_LOCAL_SECONDS = 0.5
-LINK_LOCAL_PAUSE = 0.005
+#: seconds to wait for an IPv6 address, and between two looks. The kernel makes and approves them in the background: within
+#: milliseconds as a rule, but a link whose other end is up already may be left waiting for a second.
+ADDRESS_SECONDS = 3.0
+ADDRESS_PAUSE = 0.005
 #: tries to have it made from the right hardware address
 LINK_LOCAL_TRIES = 10
 #: seconds after the last setting of the host end's hardware address before it is trusted (``systemd/systemd#3374``)
@@ -71,6 +72,17 @@ class LinuxDataplane:
             except DataplaneError:
                 sandbox = None
             return host_link(rtnl, name, sandbox)
+
+    def container_link(self, netns: str, name: str) -> bool:
+        """Tell whether the sandbox has a link of that name; False for one that is gone. Raises DataplaneError."""
+        with ExitStack() as stack, doing(f"look for link {name} in the sandbox"):
+            try:
+                sandbox = stack.enter_context(Namespace.open(netns))
+            except DataplaneError:
+                return False
+            with entered(sandbox):
+                rtnl = stack.enter_context(Rtnl.open())
+            return rtnl.link(name) is not None
 
     def add(self, request: LinkRequest) -> LinkResult:
         """Make the pair, or leave nothing of it behind. Raises DataplaneError, AddressInUse."""
@@ -151,6 +163,8 @@ class LinuxDataplane:
         if request.host_routes:
             add_host_routes(site.host_rtnl, host_end, request, site.pod)
         host_mac.settle(self._mac_quiet)
+        if 6 in versions:
+            _await_usable(site.pod_rtnl, container_end)
         return container_end.mac
 
     def _raise_ends(self, site: _Site, host_end: Link, request: LinkRequest) -> Link:
@@ -229,17 +243,29 @@ def _link_local(rtnl: Rtnl, host_end: Link, host_mac: HostMac) -> IPv6Address:
 
 
 def _await_link_local(rtnl: Rtnl, host_end: Link) -> IPv6Address:
-    deadline = time.monotonic() + LINK_LOCAL_SECONDS
+    deadline = time.monotonic() + ADDRESS_SECONDS
     while True:
-        for interface in rtnl.addresses(host_end.index, 6):
-            if interface.ip.is_link_local and isinstance(interface.ip, IPv6Address):
-                return interface.ip
+        for address in rtnl.addresses(host_end.index, 6):
+            if address.ip.is_link_local and isinstance(address.ip, IPv6Address):
+                return address.ip
         if time.monotonic() > deadline:
             raise DataplaneError(
-                f"{host_end.name} got no IPv6 link-local address within {LINK_LOCAL_SECONDS} s",
+                f"{host_end.name} got no IPv6 link-local address within {ADDRESS_SECONDS:.0f} s",
                 hint="Is IPv6 switched off on this node, or net.ipv6.conf.default.addr_gen_mode not 0?",
             )
-        time.sleep(LINK_LOCAL_PAUSE)
+        time.sleep(ADDRESS_PAUSE)
+
+
+def _await_usable(rtnl: Rtnl, container_end: Link) -> None:
+    """Wait until the container end's IPv6 addresses can be used: a program in the pod may bind to one at once."""
+    deadline = time.monotonic() + ADDRESS_SECONDS
+    while any(address.tentative for address in rtnl.addresses(container_end.index, 6) if not address.ip.is_link_local):
+        if time.monotonic() > deadline:
+            raise DataplaneError(
+                f"the IPv6 address of {container_end.name} could not be used within {ADDRESS_SECONDS:.0f} s",
+                hint="Duplicate address detection should be off there (accept_dad 0): what switched it on?",
+            )
+        time.sleep(ADDRESS_PAUSE)
 
 
 def link_local_of(mac: str) -> IPv6Address:

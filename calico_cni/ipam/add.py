@@ -24,7 +24,6 @@ from calico_ipam.model.addresses import Address
 from calico_ipam.model.handle import check_handle
 from calico_ipam.model.pool import WORKLOAD
 
-
 Found = Sequence[IPv4Interface | IPv6Interface]
 
 
@@ -50,7 +49,7 @@ def add(call: Call) -> Answer:
 
 
 def _wanted(call: Call) -> tuple[Address, ...]:
-    """Return the addresses asked for by name, IPv4 first; the configuration's conventions win over CNI_ARGS (§15.12)."""
+    """Return the addresses asked for, IPv4 first; the configuration's conventions win over CNI_ARGS (§15.12)."""
     given = parse_args(call.request.args, ADDRESS_KEYS).ip
     wanted = wanted_addresses(call.conf.document) or ((given,) if given is not None else ())
     return tuple(sorted(wanted, key=lambda address: address.version))

@@ -1,0 +1,95 @@
+"""``calico`` DEL: link, record and address go; what is gone already is fine (cni.md §9, rulings 1 and 5)."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from calico_cni import timers
+from calico_cni.context import Answer, Call
+from calico_cni.dataplane.api import Dataplane, DataplaneError
+from calico_cni.delegate import IPAMDelegate
+from calico_cni.errors import CNIError, joined
+from calico_cni.identity import identify
+from calico_cni.node import require_nodename_file
+from calico_cni.plugin.endpoint import Records, delete_endpoint, find_records
+from calico_cni.plugin.links import StaleNamespaceError, dataplane_of, remove_link
+from calico_cni.plugin.readiness import check_ready
+from calico_cni.plugin.wiring import CLIENT_FAILED, host_interface
+from calico_cni.plugin.workload import workload_namespace
+from calico_ipam.datastore.api import Datastore
+
+
+@dataclass(frozen=True, slots=True)
+class _Attachment:
+    """What DEL works on."""
+
+    store: Datastore
+    dataplane: Dataplane
+    host_name: str
+    records: Records
+
+
+def delete(call: Call) -> Answer:
+    """Take down one attachment. Whatever the datastore says, the sandbox's own link goes (§15.19)."""
+    with ExitStack() as stack:
+        try:
+            attachment = _look_up(call, stack)
+        except Exception:
+            _remove_inside(call)
+            raise
+        errors = _take_down(call, attachment)
+    if errors:
+        raise joined(errors)
+    call.log.info("Removed the container from the network")
+    return Answer()
+
+
+def _look_up(call: Call, stack: ExitStack) -> _Attachment:
+    """Find the attachment's record; everything that can refuse a DEL does so here."""
+    require_nodename_file(call.conf)
+    identity = identify(call)
+    identity.endpoint_name()
+    dataplane = dataplane_of(call)
+    host_name = host_interface(call, identity)
+    store = stack.enter_context(call.store(CLIENT_FAILED))
+    check_ready(store, timers.RECORDS)
+    _, namespace = workload_namespace(call, identity)
+    return _Attachment(store, dataplane, host_name, find_records(store, identity, namespace, host_name))
+
+
+def _remove_inside(call: Call) -> None:
+    """Remove the sandbox's link although nothing else can be done now; its record and address wait for the next DEL."""
+    if not call.request.netns:
+        return
+    try:
+        dataplane_of(call).remove(call.request.netns, call.request.ifname, None)
+    except (CNIError, DataplaneError) as error:
+        call.log.warning("Could not remove the link inside the sandbox", netns=call.request.netns, error=error)
+
+
+def _take_down(call: Call, attachment: _Attachment) -> list[Exception]:
+    """Remove link, record and address in that order; return what went wrong on the way."""
+    errors: list[Exception] = []
+    records = attachment.records
+    try:
+        remove_link(call, attachment.dataplane, attachment.host_name, records)
+    except StaleNamespaceError as stale:
+        errors.append(stale.cause)
+    except DataplaneError as error:
+        # An address whose link still stands must not be given to anybody else (rulings 5).
+        hint = "The link still stands, so its address stays assigned; repeat DEL when the link can be removed."
+        return [CNIError(str(error), f"{error.hint} {hint}".strip())]
+    if records.own is not None:
+        delete_endpoint(attachment.store, records.own, call.request.container_id)
+    if records.siblings:
+        call.log.warning(
+            "The address is kept: other interfaces of this container share its handle",
+            endpoints=" ".join(entry.value.name for entry in records.siblings),
+        )
+        return errors
+    try:
+        IPAMDelegate(call, attachment.store).delete()
+    except CNIError as error:
+        errors.append(error)
+    return errors

@@ -1,0 +1,24 @@
+"""Labels that other orchestrators send in ``args`` (cni.md §6.5)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+NAMESPACE_LABEL = "projectcalico.org/namespace"
+ORCHESTRATOR_LABEL = "projectcalico.org/orchestrator"
+
+_FOREIGN = re.compile(r"[^-_.a-zA-Z0-9]+")
+_DOTTED = re.compile(r"[-.]*\.[-.]*")
+
+
+def sanitised(value: str) -> str:
+    """Return a text as a label's value may be: ``//my/val/`` becomes ``my.val``."""
+    text = _FOREIGN.sub("-", value.replace("/", "."))
+    return _DOTTED.sub(".", text).strip(".-")
+
+
+def split_labels(pairs: Iterable[tuple[str, str]]) -> tuple[dict[str, str], str]:
+    """Return the labels, and the namespace that one of them names instead (empty: none)."""
+    labels = {key: sanitised(value) for key, value in pairs}
+    return labels, labels.pop(NAMESPACE_LABEL, "")

@@ -1,0 +1,58 @@
+"""May the plugin work now? Cluster information and readiness gates (cni.md §4, §6.1 step 8)."""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+from calico_cni import timers
+from calico_cni.context import Call
+from calico_cni.errors import TRY_AGAIN_LATER, CNIError, cni_error
+from calico_cni.protocol import go_quote
+from calico_ipam.datastore.api import Datastore, Deadline
+from calico_ipam.errors import IPAMError
+from calico_ipam.model.keys import ResourceKey
+from calico_ipam.model.resource import CLUSTER_INFORMATION
+
+
+def check_ready(store: Datastore, patience: float) -> None:
+    """Raise CNIError unless the datastore answers within ``patience`` seconds and is not being upgraded.
+
+    Only ``datastoreReady: false`` says so; null and absent mean ready (rulings 12).
+    """
+    try:
+        found = store.within(Deadline.after(patience)).get(ResourceKey(CLUSTER_INFORMATION, "default"))
+    except IPAMError as error:
+        raise cni_error(error, "error getting ClusterInformation: ") from error
+    if found.value.spec.get("datastoreReady") is False:
+        raise CNIError(
+            "Calico is currently not ready to process requests",
+            "The datastore is marked as not ready, as it is during an upgrade.",
+        )
+
+
+def pass_gates(call: Call) -> None:
+    """Wait until every readiness gate answers; each is tried at once and then every few seconds (§15.9)."""
+    for url in call.conf.readiness_gates:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.netloc:
+            raise CNIError(
+                f"invalid URL set for ReadinessGates:{url} Error:parse {go_quote(url)}: invalid URI for request",
+                "A readiness gate is an absolute http or https URL.",
+            )
+        _wait_for(call, url)
+
+
+def _wait_for(call: Call, url: str) -> None:
+    problem = ""
+    for attempt in range(1 + int(timers.GATE_TOTAL / timers.GATE_PAUSE)):
+        if attempt:
+            call.context.clock.sleep(timers.GATE_PAUSE)
+        try:
+            status = call.context.fetch(url, timers.GATE_REQUEST)
+            if 200 <= status < 400:
+                return
+            problem = f"it answers with status {status}"
+        except (OSError, ValueError) as error:
+            problem = str(error)
+        call.log.info("A readiness gate is still closed", gate=url, reason=problem)
+    raise CNIError(f"readiness gate {url} did not open within {timers.GATE_TOTAL:g} s: {problem}", code=TRY_AGAIN_LATER)
