@@ -51,8 +51,9 @@ class Program(click.Group):
         except SystemExit:  # click ends the program itself in one case only: standard output was closed
             code = exit_code(BrokenPipeError())
         except (KeyboardInterrupt, Exception) as error:
-            code = exit_code(error)
-            _report(error)
+            ended = error.__cause__ if isinstance(error.__cause__, KeyboardInterrupt) else error  # click wraps it
+            code = exit_code(ended)
+            _report(ended)
         _discard_unwritten()
         sys.exit(code)
 

@@ -6,6 +6,7 @@ numbers, colour, fitted to the width. Anywhere else it is calicoctl's, since scr
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -73,7 +74,7 @@ def note(text: str, *, label: str = "note") -> None:
         label, text = text[: len(label)], text[len(label) :]
     else:
         label, text = f"{label}:", f" {text}"
-    click.echo(click.style(label, fg=colour) + text, err=True)
+    click.echo((label if os.environ.get("NO_COLOR") else click.style(label, fg=colour)) + text, err=True)
 
 
 def document(value: Any, form: Format) -> None:

@@ -180,11 +180,16 @@ pass_session = click.make_pass_decorator(Session, ensure=True)
 
 
 def confirm(question: str, *, assume_yes: bool, refusal: str) -> None:
-    """Ask a person; where nobody can be asked, go on. Raises click.Abort when the answer is no."""
+    """Ask a person; where nobody can be asked, go on. Raises click.Abort when the answer is no, or none."""
     from calico_ipam.ctl.output import can_ask
 
     if assume_yes or not can_ask():
         return
-    if not click.confirm(question, default=False, err=True):
+    try:
+        agreed = click.confirm(question, default=False, err=True)
+    except click.Abort:
+        click.echo(err=True)  # the cursor stands behind the question
+        agreed = False
+    if not agreed:
         note(refusal)
         raise click.Abort
