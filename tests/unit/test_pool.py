@@ -63,7 +63,8 @@ def test_defaults() -> None:
 
 
 def test_null_and_damaged_fields_read_as_absent() -> None:
-    document: dict[str, Any] = {
+    spec = {"cidr": "10.0.0.0/8", "allowedUses": "x"}
+    document: dict[str, Any] = {"kind": "IPPool", "metadata": None, "status": [], "spec": spec}
         "kind": "IPPool",
         "metadata": None,
         "status": [],
