@@ -63,7 +63,7 @@ def _syntax_text(text: str, error: JSONDecodeError) -> str:
     rest = text[error.pos :]
     if not rest.strip() or error.msg.startswith("Unterminated string"):
         return "unexpected end of JSON input"
-    where = _SYNTAX.get(error.msg.partition(":")[0] if "XXXX" not in error.msg else error.msg, error.msg)
+    where = next((told for said, told in _SYNTAX.items() if error.msg.startswith(said)), error.msg)
     shown = "'\\''" if rest[0] == "'" else f"'{rest[0]}'"
     return f"invalid character {shown} {where}"
 

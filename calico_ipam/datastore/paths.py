@@ -73,7 +73,7 @@ def _after(prefix: str) -> str:
         if point < 0x10FFFF:
             following = 0xE000 if point == 0xD7FF else point + 1  # surrogates are no characters
             return prefix[:position] + chr(following)
-    return "\U0010ffff"
+    raise ValueError(f"no text lies behind all that begin with {prefix!r}")
 
 
 def path_of(key: Key) -> str:
