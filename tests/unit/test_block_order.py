@@ -106,3 +106,14 @@ def test_a_huge_pool_costs_what_a_small_one_does() -> None:
     assert order.position(first[999]) == 999
     assert order.at(order.count - 1) != first[0]
     assert time.perf_counter() - started < 1.0
+
+
+def test_a_host_starts_where_upstream_starts_it() -> None:
+    starts = {
+        ("10.0.0.0/8", 26, "node-1"): "10.39.119.128/26",
+        ("192.168.0.0/16", 26, "testHost"): "192.168.4.128/26",
+        ("fd00::/57", 121, "host-a"): "fd00::6:6765:293f:110c:6c00/121",
+        ("::/0", 122, "host-a"): "7d61:40b6:6b63:7fbd:33a8:c0f4:89bf:35c0/122",
+    }
+    for (pool, size, host), block in starts.items():
+        assert str(next(block_order(parse_network(pool), size, host, 0))) == block

@@ -65,11 +65,6 @@ def test_defaults() -> None:
 def test_null_and_damaged_fields_read_as_absent() -> None:
     spec = {"cidr": "10.0.0.0/8", "allowedUses": "x"}
     document: dict[str, Any] = {"kind": "IPPool", "metadata": None, "status": [], "spec": spec}
-        "kind": "IPPool",
-        "metadata": None,
-        "status": [],
-        "spec": {"cidr": "10.0.0.0/8", "allowedUses": "x"},
-    }
     read = Pool.from_resource(Resource("IPPool", "p", document))
     assert read.enabled
     assert read.allowed_uses == ("Workload", "Tunnel")

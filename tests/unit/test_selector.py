@@ -52,6 +52,8 @@ REFUSED = {
     "a b": 'expected operator after label "a"',
     'label starts foo "v"': 'expected operator after label "label"',
     'label inf "v"': 'expected operator after label "label"',
+    "a starts with b": 'expected operator after label "a"',
+    "a not in  b": 'expected operator after label "a"',
     'label ends withs "v"': 'expected operator after label "label"',
     'a "b"': "expected == or != not: TokStringLiteral(b)",
     'label = "v"': "expected ==",
