@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -194,13 +195,13 @@ def ordinals(row: Row, _table: Row) -> dict[str, Any]:
     places = []
     for asked in row["asked_ordinals"]:
         address = address_at(block, asked)
-        back, error = attempt(lambda a=address: ordinal_of(block, a))  # type: ignore[misc]
+        back, error = attempt(partial(ordinal_of, block, address))
         assert error is not None or back == asked
         place = {"ip": str(address), "ordinal": asked}
         places.append(place if error is None else place | {"error": str(error)})
     addresses = []
     for text in row["asked_ips"]:
-        ordinal, error = attempt(lambda t=text: ordinal_of(block, parse_address(t)))  # type: ignore[misc]
+        ordinal, error = attempt(partial(ordinal_of, block, parse_address(text)))
         addresses.append({"ip": text, "error": str(error)} if error is not None else {"ip": text, "ordinal": ordinal})
     return {"num_addresses": block.num_addresses, "ordinals": places, "ips": addresses}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -270,14 +271,14 @@ def test_another_attribute_for_one_of_several_addresses() -> None:
 # --- damage -------------------------------------------------------------------------------------------------
 
 
-def load(**changes: object) -> Block:
-    fields: dict[str, object] = {
+def load(**changes: Any) -> Block:
+    fields: dict[str, Any] = {
         "cidr": parse_network("10.0.0.0/30"),
         "allocations": [0, None, None, None],
         "unallocated": [1, 2, 3],
         "attributes": [Attribute("h")],
     }
-    return Block.load(**(fields | changes))  # type: ignore[arg-type]
+    return Block.load(**(fields | changes))
 
 
 def test_a_sound_block_loads_without_problems() -> None:
@@ -301,7 +302,7 @@ def test_a_sound_block_loads_without_problems() -> None:
         ({"unallocated": [1, 2]}, "1 free ordinals are missing from the queue"),
     ],
 )
-def test_damage_is_named_and_nothing_in_doubt_becomes_free(changes: dict[str, object], problem: str) -> None:
+def test_damage_is_named_and_nothing_in_doubt_becomes_free(changes: dict[str, Any], problem: str) -> None:
     block = load(**changes)
     assert any(problem in sentence for sentence in block.problems)
     assert check_block(block) != []
@@ -309,5 +310,5 @@ def test_damage_is_named_and_nothing_in_doubt_becomes_free(changes: dict[str, ob
     assert 0 not in ordinals
     assert len(set(ordinals)) == len(ordinals)
     assert len(after.allocations) == 4
-    sure = {o for o in changes.get("unallocated", [1, 2, 3]) if isinstance(o, int)}  # type: ignore[attr-defined]
+    sure = {o for o in changes.get("unallocated", [1, 2, 3]) if isinstance(o, int)}
     assert set(ordinals) <= sure
