@@ -62,7 +62,7 @@ def _link_locals(rtnl: Rtnl, name: str) -> list[Address]:
     link = rtnl.link(name)
     if link is None:
         return []
-    return [interface.ip for interface in rtnl.addresses(link.index, 6) if interface.ip.is_link_local]
+    return [address.ip for address in rtnl.addresses(link.index, 6) if address.ip.is_link_local]
 
 
 def _pod_side(rtnl: Rtnl, expectation: LinkExpectation, gateways: list[Address]) -> list[str]:
@@ -75,9 +75,9 @@ def _pod_side(rtnl: Rtnl, expectation: LinkExpectation, gateways: list[Address])
         complaints.append(f"link {name} of the sandbox has hardware address {link.mac}, not {expectation.mac.lower()}")
     for version in _versions(expectation):
         there = {
-            interface.ip
-            for interface in rtnl.addresses(link.index, version)
-            if interface.network.prefixlen == interface.max_prefixlen
+            address.ip
+            for address in rtnl.addresses(link.index, version)
+            if address.prefix_length == address.ip.max_prefixlen
         }
         complaints += [
             f"link {name} of the sandbox lacks address {address}/{address.max_prefixlen}"

@@ -9,10 +9,10 @@ from __future__ import annotations
 import errno
 import socket
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv4Interface, IPv6Address, IPv6Interface, ip_address
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Any, Self
 
-from .api import Interface, RouteTarget
+from .api import RouteTarget
 from .messages import load_formats
 from .netlink import NLM_F_CREATE, NLM_F_EXCL, Netlink, NetlinkRefused
 
@@ -62,6 +62,15 @@ class Route:
     scope: int
     oif: int | None
     gateway: Address | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AssignedAddress:
+    """An address of a link; ``tentative``: the kernel does not use it yet."""
+
+    ip: Address
+    prefix_length: int
+    tentative: bool
 
 
 def family_of(version: int) -> int:
@@ -155,21 +164,17 @@ class Rtnl(Netlink):
 
     # --- addresses --------------------------------------------------------------------------------------
 
-    def addresses(self, index: int, version: int) -> list[Interface]:
-        """Return the usable (not tentative) addresses of a link, for IP version 4 or 6."""
+    def addresses(self, index: int, version: int) -> list[AssignedAddress]:
+        """Return the addresses of a link, for IP version 4 or 6."""
         message = self.formats.address()
         message["family"] = family_of(version)
         message["index"] = index
-        found: list[Interface] = []
-        for answer in self.dump(message, RTM_GETADDR):
-            flags = answer.get_attr("IFA_FLAGS") or answer["flags"]
-            text = answer.get_attr("IFA_LOCAL") or answer.get_attr("IFA_ADDRESS")
+        return [
+            _address(answer)
+            for answer in self.dump(message, RTM_GETADDR)
             # A kernel without strict checking lists every link's addresses.
-            if answer["index"] != index or answer["family"] != family_of(version) or flags & IFA_F_TENTATIVE:
-                continue
-            kind = IPv4Interface if version == 4 else IPv6Interface
-            found.append(kind((text, answer["prefixlen"])))
-        return found
+            if answer["index"] == index and answer["family"] == family_of(version)
+        ]
 
     def add_address(self, index: int, address: Address) -> None:
         """Put a /32 or /128 address on a link. Raises NetlinkRefused."""
@@ -233,6 +238,15 @@ def _link(answer: Any) -> Link:
         up=bool(answer["flags"] & IFF_UP),
         peer_index=answer.get_attr("IFLA_LINK") or 0,
         peer_namespace=answer.get_attr("IFLA_LINK_NETNSID"),
+    )
+
+
+def _address(answer: Any) -> AssignedAddress:
+    flags = answer.get_attr("IFA_FLAGS") or answer["flags"]
+    return AssignedAddress(
+        ip=ip_address(answer.get_attr("IFA_LOCAL") or answer.get_attr("IFA_ADDRESS")),
+        prefix_length=answer["prefixlen"],
+        tentative=bool(flags & IFA_F_TENTATIVE),
     )
 
 
