@@ -1,0 +1,119 @@
+"""Where things are in the Kubernetes API, and how lists are narrowed (datastore §1, §3.2, §9)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from urllib.parse import quote
+
+from calico_ipam.datastore.kube.codec import Group
+from calico_ipam.errors import InvalidInput, NotSupported
+from calico_ipam.model import endpoint_names, names
+from calico_ipam.model.keys import (
+    Affinities,
+    AffinityKey,
+    BlockKey,
+    Blocks,
+    ConfigKey,
+    HandleKey,
+    Handles,
+    Key,
+    ResourceKey,
+    Resources,
+    Scope,
+)
+from calico_ipam.model.resource import NODE, WORKLOAD_ENDPOINT
+
+_KINDS = {
+    "IPAMBlock": "ipamblocks",
+    "BlockAffinity": "blockaffinities",
+    "IPAMHandle": "ipamhandles",
+    "IPPool": "ippools",
+    "IPReservation": "ipreservations",
+    "ClusterInformation": "clusterinformations",
+    "KubeControllersConfiguration": "kubecontrollersconfigurations",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One object: its kind, its collection and its name."""
+
+    kind: str
+    collection: str
+    name: str
+
+    @property
+    def path(self) -> str:
+        return f"{self.collection}/{quote(self.name)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Collection:
+    """One list: what kind it holds, its path and the query that narrows it."""
+
+    kind: str
+    path: str
+    query: dict[str, str] = field(default_factory=dict)
+
+
+def place_of(key: Key, group: Group) -> Place:
+    """Return where an object is. Raises NotSupported, and InvalidInput for a name that the API would refuse."""
+    match key:
+        case BlockKey(cidr):
+            return Place("IPAMBlock", _collection("ipamblocks", group), names.cidr_name(cidr))
+        case AffinityKey(owner, cidr):
+            return Place("BlockAffinity", _collection("blockaffinities", group), names.affinity_name(owner.host, cidr))
+        case HandleKey(handle):
+            if not handle:
+                raise InvalidInput("resource name may not be empty", hint="Name the handle.")
+            names.check_handle_name(handle)
+            return Place("IPAMHandle", _collection("ipamhandles", group), names.handle_name(handle))
+        case ConfigKey():
+            return Place(group.config_kind, _collection(group.config_plural, group), "default")
+        case ResourceKey(kind="Node", name=name):
+            return Place(NODE, "/api/v1/nodes", name)
+        case ResourceKey(kind="WorkloadEndpoint", name=name, namespace=namespace):
+            return Place(WORKLOAD_ENDPOINT, f"/api/v1/namespaces/{quote(namespace)}/pods", pod_of(name))
+        case ResourceKey(kind=kind, name=name) if kind in _KINDS:
+            return Place(kind, _collection(_KINDS[kind], group), name)
+        case _:
+            raise NotSupported("Get", str(key), "the Kubernetes datastore has no such objects")
+
+
+def pod_of(endpoint: str) -> str:
+    """Return the pod that an endpoint name, whole or a prefix, belongs to. Raises InvalidInput."""
+    parsed = endpoint_names.EndpointIds.parse(endpoint)
+    if not parsed.pod:
+        raise InvalidInput(
+            "insufficient identifiers, missing '<name>'",
+            subject=endpoint,
+            hint="On the Kubernetes datastore an endpoint is a pod: its name holds node, k8s, pod and eth0.",
+        )
+    return parsed.pod
+
+
+def collection_of(scope: Scope, group: Group) -> Collection:
+    """Return the list that a scope means. The caller still filters: selectors are only a sieve."""
+    match scope:
+        case Blocks():
+            return Collection("IPAMBlock", _collection("ipamblocks", group))
+        case Affinities(kind, host, version):
+            selector = names.affinity_selector(kind=kind, host=host, version=version)
+            query = {"labelSelector": selector} if selector else {}
+            return Collection("BlockAffinity", _collection("blockaffinities", group), query)
+        case Handles():
+            return Collection("IPAMHandle", _collection("ipamhandles", group))
+        case Resources(kind="Node"):
+            return Collection(NODE, "/api/v1/nodes")
+        case Resources(kind="WorkloadEndpoint", namespace=namespace):
+            return Collection(
+                WORKLOAD_ENDPOINT, f"/api/v1/namespaces/{quote(namespace)}/pods" if namespace else "/api/v1/pods"
+            )
+        case Resources(kind=kind) if kind in _KINDS:
+            return Collection(kind, _collection(_KINDS[kind], group))
+        case _:
+            raise NotSupported("List", str(scope), "the Kubernetes datastore has no such objects")
+
+
+def _collection(plural: str, group: Group) -> str:
+    return f"/apis/{group.api_version}/{plural}"

@@ -1,0 +1,284 @@
+"""Pods as workload endpoints, nodes as Calico nodes: nothing of Calico's own is stored for them (datastore §9, §10)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from calico_ipam.datastore.gojson import BadDocument
+from calico_ipam.errors import InvalidInput
+from calico_ipam.model import endpoint_names
+from calico_ipam.model.addresses import parse_network
+from calico_ipam.model.endpoint_names import EndpointIds
+from calico_ipam.model.resource import NODE, WORKLOAD_ENDPOINT, Resource, mapping
+
+POD_IP = "cni.projectcalico.org/podIP"
+POD_IPS = "cni.projectcalico.org/podIPs"
+CONTAINER_ID = "cni.projectcalico.org/containerID"
+FLOATING_IPS = "cni.projectcalico.org/floatingIPs"
+ALLOWED_SOURCES = "cni.projectcalico.org/allowedSourcePrefixes"
+AWS_IPS = "vpc.amazonaws.com/pod-ips"
+
+LABEL_NAMESPACE = "projectcalico.org/namespace"
+LABEL_ORCHESTRATOR = "projectcalico.org/orchestrator"
+LABEL_SERVICE_ACCOUNT = "projectcalico.org/serviceaccount"
+LONGEST_LABEL = 63
+
+V3 = "projectcalico.org/v3"
+ENDPOINT = "eth0"
+#: what an endpoint takes over of its pod's metadata
+POD_METADATA = ("uid", "creationTimestamp", "generateName", "resourceVersion")
+FINISHED = frozenset({"Succeeded", "Failed", "Completed"})
+PROTOCOLS = frozenset({"TCP", "UDP", "SCTP"})
+
+
+def endpoint_of(pod: Mapping[str, Any]) -> Resource:
+    """Return the workload endpoint that a pod is. Raises BadDocument for what cannot be converted."""
+    metadata, spec = mapping(pod.get("metadata")), mapping(pod.get("spec"))
+    annotations = mapping(metadata.get("annotations"))
+    name, namespace = str(metadata.get("name") or ""), str(metadata.get("namespace") or "")
+    node = str(spec.get("nodeName") or "")
+    if not node:
+        raise BadDocument("error with field node (field should be assigned): the pod is not scheduled")
+    account = str(spec.get("serviceAccountName") or "")
+    networks = addresses_of(pod)
+    body: dict[str, Any] = {
+        "orchestrator": "k8s",
+        "node": node,
+        "containerID": annotations.get(CONTAINER_ID),
+        "pod": name,
+        "endpoint": ENDPOINT,
+        "serviceAccountName": account,
+        "ipNetworks": networks,
+        "profiles": profiles_of(namespace, account),
+        "interfaceName": endpoint_names.veth_name_for_workload(namespace, name),
+        "ports": ports_of(spec),
+        "ipNATs": nats_of(annotations, networks),
+        "allowSpoofedSourcePrefixes": _prefixes(annotations),
+    }
+    name_of_endpoint = EndpointIds(node=node, orchestrator="k8s", pod=name, endpoint=ENDPOINT).name()
+    document = {
+        "kind": WORKLOAD_ENDPOINT,
+        "apiVersion": V3,
+        "metadata": {
+            **{
+                k: metadata[k] for k in ("uid", "creationTimestamp", "generateName", "resourceVersion") if k in metadata
+            },
+            "name": name_of_endpoint,
+            "namespace": namespace,
+            "labels": labels_of(metadata, namespace, account),
+        },
+        "spec": {key: value for key, value in body.items() if value},
+    }
+    return Resource(WORKLOAD_ENDPOINT, name_of_endpoint, document, namespace)
+
+
+def labels_of(metadata: Mapping[str, Any], namespace: str, account: str) -> dict[str, str]:
+    """Return a pod's labels and Calico's own; a service account whose name is too long for a label is left out."""
+    labels = {str(k): str(v) for k, v in mapping(metadata.get("labels")).items()}
+    labels |= {LABEL_NAMESPACE: namespace, LABEL_ORCHESTRATOR: "k8s"}
+    if account and len(account) < LONGEST_LABEL:
+        labels[LABEL_SERVICE_ACCOUNT] = account
+    return labels
+
+
+def profiles_of(namespace: str, account: str) -> list[str]:
+    profiles = [endpoint_names.namespace_profile(namespace)]
+    if account:
+        profiles.append(endpoint_names.service_account_profile(namespace, account))
+    return profiles
+
+
+def addresses_of(pod: Mapping[str, Any]) -> list[str]:
+    """Return a pod's addresses as /32 or /128, from its status first; a finished pod has none. Raises BadDocument."""
+    if finished(pod):
+        return []
+    found = []
+    for text in _address_texts(pod):
+        try:
+            network = parse_network(text)
+        except InvalidInput:
+            raise BadDocument(f"failed to parse IP: {text!r}") from None
+        found.append(f"{network.network_address}/{32 if network.version == 4 else 128}")
+    return found
+
+
+def finished(pod: Mapping[str, Any]) -> bool:
+    """Tell whether a pod needs no network any more: it ended, or it is going and the plugin took its address away."""
+    metadata = mapping(pod.get("metadata"))
+    if mapping(pod.get("status")).get("phase") in FINISHED:
+        return True
+    annotations = mapping(metadata.get("annotations"))
+    return bool(metadata.get("deletionTimestamp")) and any(annotations.get(k) == "" for k in (POD_IP, AWS_IPS))
+
+
+def _address_texts(pod: Mapping[str, Any]) -> Iterator[str]:
+    status, annotations = mapping(pod.get("status")), mapping(mapping(pod.get("metadata")).get("annotations"))
+    several = status.get("podIPs")
+    texts = [str(mapping(item).get("ip") or "") for item in several] if isinstance(several, list) else []
+    for source in (
+        texts,
+        [str(status.get("podIP") or "")],
+        str(annotations.get(POD_IPS) or "").split(","),
+        [str(annotations.get(POD_IP) or "")],
+        str(annotations.get(AWS_IPS) or "").split(","),
+    ):
+        filled = [text.strip() for text in source if text.strip()]
+        if filled:
+            yield from filled
+            return
+
+
+def ports_of(spec: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the named ports and host ports of a pod's containers, then of its init containers."""
+    ports = []
+    for group in ("containers", "initContainers"):
+        containers = spec.get(group)
+        for container in containers if isinstance(containers, list) else ():
+            listed = mapping(container).get("ports")
+            for port in listed if isinstance(listed, list) else ():
+                fields = mapping(port)
+                protocol = str(fields.get("protocol") or "TCP").upper()
+                number = fields.get("containerPort")
+                if number and (fields.get("name") or fields.get("hostPort")) and protocol in PROTOCOLS:
+                    ports.append(
+                        {
+                            "name": fields.get("name") or "",
+                            "protocol": protocol,
+                            "port": number,
+                            "hostPort": fields.get("hostPort") or 0,
+                            "hostIP": fields.get("hostIP") or "",
+                        }
+                    )
+    return ports
+
+
+def text_list(annotations: Mapping[str, Any], name: str) -> list[str]:
+    """Return an annotation that holds a JSON list of strings; absent or empty is no entry. Raises BadDocument."""
+    text = annotations.get(name)
+    if not text:
+        return []
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, list) or not all(isinstance(item, str) for item in found):
+        raise BadDocument(f"failed to parse '{text}' as JSON for annotation {name}: it must be a list of strings")
+    return found
+
+
+def nats_of(annotations: Mapping[str, Any], networks: list[str]) -> list[dict[str, str]]:
+    """Return a floating address for each entry whose family the pod has; upstream's readers leave out others too."""
+    nats = []
+    for text in text_list(annotations, FLOATING_IPS):
+        internal = next((n.partition("/")[0] for n in networks if (":" in n) == (":" in text)), None)
+        if internal is not None:
+            nats.append({"internalIP": internal, "externalIP": text})
+    return nats
+
+
+def _prefixes(annotations: Mapping[str, Any]) -> list[str]:
+    try:
+        return [str(parse_network(text)) for text in text_list(annotations, ALLOWED_SOURCES)]
+    except InvalidInput as error:
+        raise BadDocument(f"failed to parse annotation {ALLOWED_SOURCES}: {error}") from None
+
+
+def exposed(pod: Mapping[str, Any]) -> bool:
+    """Tell whether a pod shows up in a list of endpoints at all."""
+    spec = mapping(pod.get("spec"))
+    return bool(spec.get("nodeName")) and not spec.get("hostNetwork")
+
+
+# --- writing -----------------------------------------------------------------------------------------------
+
+
+def address_patch(endpoint: Resource) -> dict[str, Any]:
+    """Return the patch of a pod's status that tells others its address (cni.md §6.3).
+
+    It carries the UID of the pod that was read, so that a pod made anew under the name is never written to
+    (cni.md §15.6).
+    """
+    metadata: dict[str, Any] = {}
+    networks = endpoint.spec.get("ipNetworks")
+    if isinstance(networks, list) and networks:
+        annotations = {POD_IP: networks[0], POD_IPS: ",".join(networks)}
+        if endpoint.spec.get("containerID"):
+            annotations[CONTAINER_ID] = endpoint.spec["containerID"]
+        metadata["annotations"] = annotations
+    if endpoint.metadata.get("uid"):
+        metadata["uid"] = endpoint.metadata["uid"]
+    return {"metadata": metadata}
+
+
+def removal_patch(resource_version: str, uid: str) -> dict[str, Any]:
+    """Return the patch that says "the plugin has removed the address"; the container ID stays (cni.md §9)."""
+    metadata: dict[str, Any] = {"annotations": {POD_IP: "", POD_IPS: ""}, "resourceVersion": resource_version}
+    if uid:
+        metadata["uid"] = uid
+    return {"metadata": metadata}
+
+
+# --- nodes -------------------------------------------------------------------------------------------------
+
+#: annotation (after ``projectcalico.org/``) -> place in the spec of a Calico node
+NODE_FIELDS = {
+    "IPv4Address": ("bgp", "ipv4Address"),
+    "IPv6Address": ("bgp", "ipv6Address"),
+    "ASNumber": ("bgp", "asNumber"),
+    "RouteReflectorClusterID": ("bgp", "routeReflectorClusterID"),
+    "IPv4IPIPTunnelAddr": ("bgp", "ipv4IPIPTunnelAddr"),
+    "IPv4VXLANTunnelAddr": ("ipv4VXLANTunnelAddr",),
+    "VXLANTunnelMACAddr": ("vxlanTunnelMACAddr",),
+    "IPv6VXLANTunnelAddr": ("ipv6VXLANTunnelAddr",),
+    "VXLANTunnelMACAddrV6": ("vxlanTunnelMACAddrV6",),
+    "IPv4WireguardInterfaceAddr": ("wireguard", "interfaceIPv4Address"),
+    "IPv6WireguardInterfaceAddr": ("wireguard", "interfaceIPv6Address"),
+}
+NODE_PREFIX = "projectcalico.org/"
+
+
+def node_of(document: Mapping[str, Any]) -> Resource:
+    """Return the Calico node that a Kubernetes node is; of labels in both places the Kubernetes one counts."""
+    metadata = mapping(document.get("metadata"))
+    annotations = mapping(metadata.get("annotations"))
+    name = str(metadata.get("name") or "")
+    spec: dict[str, Any] = {"orchRefs": [{"nodeName": name, "orchestrator": "k8s"}]}
+    for annotation, place in NODE_FIELDS.items():
+        value = annotations.get(NODE_PREFIX + annotation)
+        if value:
+            target = spec
+            for step in place[:-1]:
+                target = target.setdefault(step, {})
+            target[place[-1]] = value
+    try:
+        own = mapping(json.loads(annotations.get(NODE_PREFIX + "labels") or "{}"))
+    except ValueError:
+        own = {}
+    labels = {str(k): str(v) for k, v in {**own, **mapping(metadata.get("labels"))}.items()}
+    kept = ("uid", "creationTimestamp", "deletionTimestamp", "resourceVersion")
+    body = {
+        "kind": NODE,
+        "apiVersion": V3,
+        "metadata": {**{k: metadata[k] for k in kept if k in metadata}, "name": name, "labels": labels},
+        "spec": spec,
+    }
+    return Resource(NODE, name, body)
+
+
+def node_patch(before: Resource, after: Resource, resource_version: str) -> dict[str, Any]:
+    """Return the merge patch of annotations that turns one node into the other."""
+    changed: dict[str, Any] = {}
+    for annotation, place in NODE_FIELDS.items():
+        old, new = _at(before.spec, place), _at(after.spec, place)
+        if old != new:
+            changed[NODE_PREFIX + annotation] = new
+    return {"metadata": {"annotations": changed, "resourceVersion": resource_version}}
+
+
+def _at(spec: Mapping[str, Any], place: tuple[str, ...]) -> Any:
+    value: Any = spec
+    for step in place:
+        value = mapping(value).get(step)
+    return value
