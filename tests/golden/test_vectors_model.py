@@ -17,7 +17,7 @@ from tests.shared import golden, recordings
 
 FOLDER = golden("library/vectors")
 
-#: tables of the stored form of keys and values; tests/golden/test_vectors_codec.py replays them
+#: tables of the stored form of keys and values; tests/golden/test_vectors_encoding.py replays them
 CODEC_TABLES = frozenset({"affinity-list-prefix", "affinity-values", "block-roundtrip", "key-paths"})
 
 #: fields of a file beside its rows
