@@ -78,6 +78,20 @@ def _after(prefix: str) -> str:
 
 def path_of(key: Key) -> str:
     """Return the path of an object. Raises InvalidInput for a key that has none."""
+    path = _path(key)
+    if not path.isascii():
+        try:
+            path.encode()
+        except UnicodeEncodeError:
+            raise InvalidInput(
+                f"{str(key)!a} cannot be stored: it is no Unicode text",
+                subject=ascii(str(key)),
+                hint="Use names in UTF-8.",
+            ) from None
+    return path
+
+
+def _path(key: Key) -> str:
     match key:
         case BlockKey(cidr):
             return f"{ASSIGNMENT}ipv{cidr.version}/block/{str(cidr).replace('/', '-')}"

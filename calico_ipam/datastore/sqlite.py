@@ -32,7 +32,7 @@ TRIM_EVERY = 256
 _GET = "SELECT document, revision FROM objects WHERE key = ?"
 _RANGE = "SELECT key, document, revision FROM objects WHERE key >= ? AND key < ? ORDER BY key"
 _NEWEST = "SELECT max(revision) FROM changes"
-_LOG = "INSERT INTO changes (revision, key, kind, document) VALUES (?, ?, ?, ?)"
+_LOG = "INSERT INTO changes (revision, key, kind, document, previous) VALUES (?, ?, ?, ?, ?)"
 _CREATE = "INSERT INTO objects (key, document, revision) VALUES (?, ?, ?) ON CONFLICT (key) DO NOTHING"
 _UPDATE = "UPDATE objects SET document = ?, revision = ? WHERE key = ? AND revision = ?"
 _DELETE = "DELETE FROM objects WHERE key = ? AND revision = ?"
@@ -182,5 +182,5 @@ def _apply(connection: sqlite3.Connection, write: RawWrite, revision: int, befor
         kind, text = "deleted", before.text
     if done.rowcount != 1:
         return False
-    connection.execute(_LOG, (revision, write.path, kind, text))
+    connection.execute(_LOG, (revision, write.path, kind, text, int(before.revision) if before else 0))
     return True

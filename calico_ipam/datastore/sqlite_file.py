@@ -28,7 +28,8 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             revision INTEGER PRIMARY KEY NOT NULL,
             key TEXT NOT NULL,
             kind TEXT NOT NULL CHECK (kind IN ('added', 'modified', 'deleted')),
-            document TEXT NOT NULL
+            document TEXT NOT NULL,
+            previous INTEGER NOT NULL  -- revision of the row before, 0 when there was none
         )""",
     ),
 )

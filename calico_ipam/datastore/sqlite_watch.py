@@ -23,7 +23,7 @@ BATCH = 1000  # changes read at once
 BOOKMARK_EVERY = 1000  # revisions without a change of the scope, after which the position is told
 OUTAGE = 600.0  # seconds without any answer after which the watch fails (datastore §7)
 
-_LOGGED = "SELECT revision, key, kind, document FROM changes WHERE revision > ? ORDER BY revision LIMIT ?"
+_LOGGED = "SELECT revision, key, kind, document, previous FROM changes WHERE revision > ? ORDER BY revision LIMIT ?"
 _BOUNDS = "SELECT min(revision), max(revision) FROM changes"
 
 
@@ -104,18 +104,17 @@ class Changes(Iterator[RawChange | Revision]):
 
         return {row.path: row for each in self._ranges for row in rows_of(connection, each)}
 
-    def _change(self, revision: int, path: str, kind: str, text: str) -> RawChange | None:
+    def _change(self, revision: int, path: str, kind: str, text: str, previous: int) -> RawChange | None:
         if not any(each.holds(path) for each in self._ranges):
             return None
         assert kind in ("added", "modified", "deleted")  # noqa: S101 - the schema checks it
-        return RawChange(kind, Row(path, text, str(revision)), str(revision))  # type: ignore[arg-type]
+        row = Row(path, text, str(previous if kind == "deleted" else revision))
+        return RawChange(kind, row, str(revision))  # type: ignore[arg-type]
 
     def _tell(self, change: RawChange) -> None:
         assert self._known is not None  # noqa: S101 - set before anything is told
         if change.kind == "deleted":
-            last = self._known.pop(change.row.path, None)
-            revision = last.revision if last is not None else change.row.revision
-            change = RawChange("deleted", Row(change.row.path, change.row.text, revision), change.revision)
+            self._known.pop(change.row.path, None)
         else:
             self._known[change.row.path] = change.row
         self._queue.append(change)

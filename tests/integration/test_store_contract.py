@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+from calico_ipam.datastore.etcd import EtcdStore
 from calico_ipam.datastore.sqlite import SQLiteStore
+from tests.etcd_tools import Etcd
 from tests.store_contract import Backend, StoreContract
 from tests.store_contract_live import LiveStoreContract
 
@@ -24,8 +27,21 @@ class TestSQLite(StoreContract, LiveStoreContract):
             connection.execute("BEGIN IMMEDIATE")
             (newest,) = connection.execute("SELECT coalesce(max(revision), 0) + 1 FROM changes").fetchone()
             connection.execute("INSERT OR REPLACE INTO objects VALUES (?, ?, ?)", (key, text, newest))
-            connection.execute("INSERT INTO changes VALUES (?, ?, 'added', ?)", (newest, key, text))
+            connection.execute("INSERT INTO changes VALUES (?, ?, 'added', ?, 0)", (newest, key, text))
             connection.execute("COMMIT")
             connection.close()
 
         return Backend(partial(SQLiteStore, path), put_text)
+
+
+@pytest.fixture(scope="module")
+def etcd() -> Iterator[Etcd]:
+    with Etcd() as running:
+        yield running
+
+
+class TestEtcd(StoreContract, LiveStoreContract):
+    @pytest.fixture
+    def backend(self, etcd: Etcd) -> Backend:
+        etcd.clear()
+        return Backend(partial(EtcdStore, etcd.settings()), etcd.put)

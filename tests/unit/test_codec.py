@@ -156,6 +156,7 @@ def test_the_legacy_tree_of_a_host_has_a_path() -> None:
         ResourceKey("IPPool", "a/b"),
         ResourceKey("WorkloadEndpoint", "w"),
         ResourceKey("Nonsense", "n"),
+        HandleKey("lone \ud800 half"),
     ],
 )
 def test_keys_without_a_path_are_refused(key: Key) -> None:
