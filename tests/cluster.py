@@ -24,6 +24,7 @@ from calico_ipam.datastore.api import (
     Update,
     Write,
 )
+from calico_ipam.datastore.sqlite import SQLiteStore
 from calico_ipam.engine.client import IPAM
 from calico_ipam.errors import NotFound
 from calico_ipam.model.addresses import Network, parse_network
@@ -166,6 +167,14 @@ class Cluster:
     def row(self, cidr: str, host: str, state: str = "confirmed") -> None:
         self.put(AffinityKey(BlockOwner(HOST, host), parse_network(cidr)), Affinity(state))
 
+    def disown(self, cidr: str) -> None:
+        """Make a block nobody's, as after a release of its affinity while it was in use."""
+        block = self.stored_block(cidr)
+        assert block is not None
+        assert block.owner is not None
+        self.put(BlockKey(block.cidr), block.without_owner().bumped())
+        self.drop(AffinityKey(block.owner, block.cidr))
+
     # --- looking --------------------------------------------------------------------------------------------
 
     def stored_block(self, cidr: str | Network) -> Block | None:
@@ -211,9 +220,7 @@ class Cluster:
 
 @contextmanager
 def cluster() -> Iterator[Cluster]:
-    """Yield an empty cluster on an SQLite store in memory that goes away."""
-    from calico_ipam.datastore.sqlite import SQLiteStore
-
+    """Yield an empty cluster on an SQLite store whose file is in memory and goes away."""
     with tempfile.TemporaryDirectory(dir=memory_folder()) as folder:
         store = SQLiteStore(Path(folder) / "store" / "ipam.db")
         try:

@@ -126,21 +126,20 @@ def give_up(state: State, owner: str, cidr: str) -> None:
 # --- the order in which addresses mature --------------------------------------------------------------------
 
 
-def renumbering(before: Document, after: Document, now: int) -> dict[int, int]:
+def renumbering(before: Document, after: Document) -> dict[int, int]:
     """Return, for addresses that matured in a step, whose place in the queue they have with us (limit L22).
 
-    Upstream queues them by ordinal, ours by the time of their release, then by ordinal.
+    What had cooled down when the block was read comes first: in the order of ordinals with upstream, of releases with
+    us. What the step itself releases comes behind it, by ordinal in both.
     """
     size = len(before["allocations"])
 
     def ripened(ordinal: int) -> bool:
-        if before["allocations"][ordinal] is None or released_at(after, ordinal) is not None:
-            return False
-        was_cold = released_at(before, ordinal) is not None
-        return was_cold or after["allocations"][ordinal] is None
+        gone = released_at(after, ordinal) is None
+        return before["allocations"][ordinal] is not None and gone and released_at(before, ordinal) is not None
 
     ripe = [o for o in range(size) if ripened(o)]
-    ours = sorted(ripe, key=lambda o: (released_at(before, o) or now, o))
+    ours = sorted(ripe, key=lambda o: (released_at(before, o), o))
     return {theirs: mine for theirs, mine in zip(ripe, ours, strict=True) if theirs != mine}
 
 

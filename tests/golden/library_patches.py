@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from calico_ipam.errors import InvalidInput, IPAMError
+from calico_ipam.errors import InvalidInput, IPAMError, MaxAllocReached
 from calico_ipam.model.addresses import contains, parse_network
 from calico_ipam.model.handle import sanitise_handle
 from calico_ipam.model.selector import parse_selector
@@ -15,6 +15,7 @@ from tests.golden.library_documents import (
     CONFIG,
     HANDLES,
     RESOURCES,
+    attribute,
     block_key,
     blocks,
     canonical,
@@ -24,6 +25,7 @@ from tests.golden.library_documents import (
     held,
     held_by,
     renumbered,
+    released_at,
     renumbering,
     row_key,
     rows,
@@ -34,19 +36,6 @@ SATURATED = 2**63 - 1
 
 
 # --- handle counts (L1, L2, L10) ----------------------------------------------------------------------------
-
-
-def exact(moment: Moment, ours: State, handle: str) -> dict[str, Any] | None:
-    """Return our handle document after a step: what it was, and exactly what the blocks gained or lost.
-
-    What somebody else writes during the step is what the library starts from.
-    """
-    document = beside_others(moment, ours).get(HANDLES + handle)
-    counts = Counter((document or {}).get("block") or {})
-    counts.update(held(moment.after).get(handle, Counter()))
-    counts.subtract(held(beside_others(moment, moment.before)).get(handle, Counter()))
-    left = {cidr: number for cidr, number in counts.items() if number > 0}
-    return {**(document or {"deleted": False}), "block": left} if left else None
 
 
 def beside_others(moment: Moment, state: State) -> State:
@@ -60,21 +49,34 @@ def beside_others(moment: Moment, state: State) -> State:
     return state
 
 
-def miscounted(moment: Moment, ours: State) -> list[str]:
-    """Return the handles that upstream counts otherwise than by the addresses that change hands."""
-    before, after = held(beside_others(moment, moment.before)), held(moment.after)
+def exact(moment: Moment, ours: State, after: State, handle: str) -> dict[str, Any] | None:
+    """Return our handle document after a step: what it was, and exactly what the blocks gained or lost.
+
+    What somebody else writes during the step is what the library starts from.
+    """
+    document = beside_others(moment, ours).get(HANDLES + handle)
+    counts = Counter((document or {}).get("block") or {})
+    counts.update(held(after).get(handle, Counter()))
+    counts.subtract(held(beside_others(moment, moment.before)).get(handle, Counter()))
+    left = {cidr: number for cidr, number in counts.items() if number > 0}
+    return {**(document or {"deleted": False}), "block": left} if left else None
+
+
+def miscounted(moment: Moment, ours: State, after: State) -> dict[str, dict[str, Any] | None]:
+    """Return the exact documents of handles that ``after`` counts otherwise than by the addresses that change hands."""
+    then, now = held(beside_others(moment, moment.before)), held(after)
     concerned = {key[len(HANDLES) :] for key in moment.step.changed if key.startswith(HANDLES)}
-    concerned |= {h for h in {*before, *after} if before.get(h) != after.get(h)}
-    return [h for h in sorted(concerned) if exact(moment, ours, h) != moment.after.get(HANDLES + h)]
+    concerned |= {h for h in {*then, *now} if then.get(h) != now.get(h)}
+    documents = {h: exact(moment, ours, after, h) for h in sorted(concerned)}
+    return {h: document for h, document in documents.items() if document != after.get(HANDLES + h)}
 
 
 def miscounts(*operations: str) -> Callable[[Moment, State], bool]:
-    return lambda moment, ours: moment.step.op in operations and bool(miscounted(moment, ours))
+    return lambda moment, ours: moment.step.op in operations and bool(miscounted(moment, ours, moment.after))
 
 
 def count_exactly(moment: Moment, expected: Expectation, ours: State) -> None:
-    for handle in miscounted(moment, ours):
-        document = exact(moment, ours, handle)
+    for handle, document in miscounted(moment, ours, expected.after).items():
         if document is None:
             expected.after.pop(HANDLES + handle, None)
         else:
@@ -115,23 +117,31 @@ def late_refusal(moment: Moment, ours: State) -> bool:
 
 
 def nothing_done(moment: Moment, expected: Expectation, ours: State) -> None:
-    expected.after = copy.deepcopy(moment.before)
+    expected.after = dict(moment.before)
     expected.result = {"ipv4": None, "ipv6": None}
 
 
-def _held_instead(moment: Moment, ours: State) -> dict[str, list[str]]:
-    """Return, by family, what a handle at its cap holds, if that is enough."""
+def _cap_outcomes(moment: Moment, ours: State) -> dict[int, list[str] | MaxAllocReached]:
+    """Return, by family, what ours does for a handle at its cap: what it holds, or a refusal if that is not enough."""
     args = moment.step.args
-    cap, handle, found = args.get("max_alloc_per_handle", 0), args.get("handle"), {}
+    cap, handle = args.get("max_alloc_per_handle", 0), args.get("handle")
+    if moment.step.op != "auto_assign" or cap <= 0 or not handle:
+        return {}
     ours = beside_others(moment, ours)
+    found: dict[int, list[str] | MaxAllocReached] = {}
     for version in (4, 6):
         wanted = args.get(f"num{version}", 0)
-        if moment.step.op == "auto_assign" and cap > 0 and handle and wanted > 0:
-            document = (ours.get(HANDLES + handle) or {}).get("block") or {}
-            counted = sum(n for cidr, n in document.items() if (":" in cidr) == (version == 6))
-            have = held_by(ours, handle, version)
-            if counted + wanted > cap and len(have) >= wanted:
-                found[f"ipv{version}"] = have[:wanted]
+        document = (ours.get(HANDLES + handle) or {}).get("block") or {}
+        counted = sum(n for cidr, n in document.items() if (":" in cidr) == (version == 6))
+        have = held_by(ours, handle, version)
+        reached = (moment.step.result or {}).get(f"ipv{version}") is not None
+        if wanted <= 0 or counted + wanted <= cap or not reached:
+            continue
+        if len(have) >= wanted:
+            found[version] = have[:wanted]
+        elif len(have) == counted:
+            found[version] = MaxAllocReached(handle, counted, cap)
+            break
     return found
 
 
@@ -140,20 +150,83 @@ def _addresses(result: Any, family: str) -> list[str]:
 
 
 def at_cap(moment: Moment, ours: State) -> bool:
-    return any(_addresses(moment.step.result, f) != ips for f, ips in _held_instead(moment, ours).items())
+    return any(
+        isinstance(outcome, MaxAllocReached) or _addresses(moment.step.result, f"ipv{version}") != outcome
+        for version, outcome in _cap_outcomes(moment, ours).items()
+    )
 
 
 def give_held(moment: Moment, expected: Expectation, ours: State) -> None:
-    for family, ips in _held_instead(moment, ours).items():
-        expected.result[family] = {
+    error = moment.step.error or {}
+    if error.get("is") == "ErrBlockLimit" or error.get("text") == "failed to find or claim a block":
+        expected.error = None
+    for version, outcome in _cap_outcomes(moment, ours).items():
+        wanted = moment.step.args[f"num{version}"]
+        ips = [] if isinstance(outcome, MaxAllocReached) else outcome
+        short = None if ips else f"Assigned 0 out of {wanted} requested IPv{version} addresses"
+        expected.result[f"ipv{version}"] = {
             "ips": ips,
-            "ip_version": int(family[-1]),
-            "num_requested": len(ips),
+            "ip_version": version,
+            "num_requested": wanted,
             "msgs": [],
-            "partial_error": None,
+            "partial_error": short,
         }
-    expected.error = None
-    expected.after = copy.deepcopy(beside_others(moment, moment.before))
+        for key in moment.step.changed:
+            if f"/ipv{version}/" in key:
+                _put_back(moment, expected, key)
+        if isinstance(outcome, MaxAllocReached):
+            expected.error = outcome
+    count_exactly(moment, expected, ours)
+
+
+def _put_back(moment: Moment, expected: Expectation, key: str) -> None:
+    """Expect a document to be as it was, but for what others did to it."""
+    before = beside_others(moment, moment.before)
+    if key in before:
+        expected.after[key] = before[key]
+    else:
+        expected.after.pop(key, None)
+
+
+NEVER_BORROWED = "No more free affine blocks and a tunnel address is never borrowed from another host's block"
+
+
+def tunnel_borrows(moment: Moment, ours: State) -> bool:
+    """A tunnel address was borrowed, or would have been, had there been any."""
+    step = moment.step
+    borrowing = any(m.startswith("No IPs available") for f in ("ipv4", "ipv6") for m in _messages(step.result, f))
+    return step.op == "auto_assign" and step.args["intended_use"] == "Tunnel" and (borrowing or bool(_borrowed(moment)))
+
+
+def _messages(result: Any, family: str) -> list[str]:
+    return ((result or {}).get(family) or {}).get("msgs") or []
+
+
+def _borrowed(moment: Moment) -> dict[str, list[str]]:
+    """Return, by block, the addresses of the result that lie in blocks which are not the host's."""
+    found: dict[str, list[str]] = {}
+    for family in ("ipv4", "ipv6"):
+        for ip in _addresses(moment.step.result, family):
+            key = block_key(str(parse_network(ip)))
+            if moment.after[key].get("affinity") != f"host:{moment.step.args['hostname']}":
+                found.setdefault(key, []).append(ip)
+    return found
+
+
+def do_not_borrow(moment: Moment, expected: Expectation, ours: State) -> None:
+    borrowed = _borrowed(moment)
+    for version in (4, 6):
+        family = expected.result[f"ipv{version}"]
+        if family is None:
+            continue
+        family["ips"] = [ip for ip in family["ips"] if not any(ip in ips for ips in borrowed.values())]
+        if len(family["ips"]) < family["num_requested"]:
+            family["msgs"] = [NEVER_BORROWED]
+            got = f"Assigned {len(family['ips'])} out of {family['num_requested']} requested IPv{version} addresses"
+            family["partial_error"] = f"{got}; {NEVER_BORROWED}"
+    for key in borrowed:
+        _put_back(moment, expected, key)
+    count_exactly(moment, expected, ours)
 
 
 def bad_pools(state: State) -> list[str]:
@@ -198,7 +271,7 @@ def unconfirmed(moment: Moment, ours: State) -> bool:
 def confirm(moment: Moment, expected: Expectation, ours: State) -> None:
     key = _unconfirmed_row(moment, ours)
     assert key is not None
-    expected.after[key]["state"] = "confirmed"
+    expected.after[key] = {**expected.after[key], "state": "confirmed"}
 
 
 def unlistable(moment: Moment, ours: State) -> bool:
@@ -213,7 +286,7 @@ def refuse_handle(moment: Moment, expected: Expectation, ours: State) -> None:
         "type": "*errors.errorString",
         "text": f"handle {handle!r} contains {name}, so it could be stored but never listed",
     }
-    expected.after = copy.deepcopy(moment.before)
+    expected.after = dict(moment.before)
     expected.result = {"ipv4": None, "ipv6": None} if moment.step.op == "auto_assign" else None
 
 
@@ -337,29 +410,54 @@ def useless_write(moment: Moment, ours: State) -> bool:
 
 def not_written(moment: Moment, expected: Expectation, ours: State) -> None:
     for key in _only_bumped(moment):
-        expected.after[key] = copy.deepcopy(moment.before[key])
+        expected.after[key] = moment.before[key]
+
+
+def same_block(old: dict[str, Any], block: dict[str, Any]) -> bool:
+    """Tell whether a block was not deleted and made again in between: numbers of a new one begin with the clock."""
+    known = isinstance(old.get("allocations"), list)
+    return known and bool(block["sequenceNumber"] - old.get("sequenceNumber", 0) < 1000)
 
 
 def _renumberings(moment: Moment) -> dict[str, dict[int, int]]:
     found = {}
     for key, block in blocks(moment.after):
         old = moment.before.get(key)
-        if key in moment.step.changed and isinstance(old, dict) and old.get("affinity") == block.get("affinity"):
-            places = renumbering(old, block, moment.step.now)
+        if key in moment.step.changed and isinstance(old, dict) and same_block(old, block):
+            places = renumbering(old, block)
             if places:
                 found[key] = places
     return found
 
 
+def _queue(before: dict[str, Any], after: dict[str, Any]) -> list[int]:
+    """Return upstream's queue of a block when it had been read: what was in it, and what had cooled down."""
+    size = range(len(before["allocations"]))
+    return [
+        *before["unallocated"],
+        *(o for o in size if released_at(before, o) is not None and released_at(after, o) is None),
+    ]
+
+
+def _in_our_order(moment: Moment, key: str, places: dict[int, int]) -> dict[str, Any]:
+    """Return a block after the step with what had cooled down queued in the order of its release."""
+    after = moment.after[key]
+    if moment.step.op != "assign_ip":
+        return renumbered(after, places)
+    # The address was named; only the queue that is left differs.
+    queue = [places.get(o, o) for o in _queue(moment.before[key], after)]
+    return {**after, "unallocated": [o for o in queue if o in after["unallocated"]]}
+
+
 def matures_by_ordinal(moment: Moment, ours: State) -> bool:
     # Where the matured addresses stand in the queue shows only if they are in it, or were taken from it.
-    return any(renumbered(moment.after[k], p) != moment.after[k] for k, p in _renumberings(moment).items())
+    return any(_in_our_order(moment, key, p) != moment.after[key] for key, p in _renumberings(moment).items())
 
 
 def by_release(moment: Moment, expected: Expectation, ours: State) -> None:
     for key, places in _renumberings(moment).items():
+        expected.after[key] = _in_our_order(moment, key, places)
         network = parse_network(moment.after[key]["cidr"])
-        expected.after[key] = renumbered(expected.after[key], places)
         swap = {f"{network[a]}/{network.prefixlen}": f"{network[b]}/{network.prefixlen}" for a, b in places.items()}
         for family in ("ipv4", "ipv6"):
             if _addresses(expected.result, family):
@@ -389,12 +487,13 @@ def shared(moment: Moment, ours: State) -> bool:
 
 
 def _unshared(moment: Moment, key: str, ordinal: int) -> dict[str, Any]:
-    before, after = moment.before[key], copy.deepcopy(moment.after[key])
-    index = before["allocations"][ordinal]
-    changed = after["attributes"][index]
-    if changed != before["attributes"][index]:
+    after = copy.deepcopy(moment.after[key])
+    index = after["allocations"][ordinal]
+    old, new = attribute(moment.before[key], ordinal), after["attributes"][index]
+    if old != new:
+        after["attributes"][index] = old
         after["allocations"][ordinal] = len(after["attributes"])
-        after["attributes"] = [*before["attributes"], changed]
+        after["attributes"].append(new)
     return after
 
 
@@ -436,7 +535,7 @@ def out_of_bounds(moment: Moment, ours: State) -> bool:
 def refuse_settings(moment: Moment, expected: Expectation, ours: State) -> None:
     expected.error = {"type": "*errors.errorString", "text": _broken_bound(moment)}
     if CONFIG in moment.before:
-        expected.after[CONFIG] = copy.deepcopy(moment.before[CONFIG])
+        expected.after[CONFIG] = moment.before[CONFIG]
     else:
         expected.after.pop(CONFIG, None)
 
@@ -460,7 +559,7 @@ def drops_fields(moment: Moment, ours: State) -> bool:
 
 def keep_fields(moment: Moment, expected: Expectation, ours: State) -> None:
     for key, fields in _dropped(moment).items():
-        expected.after[key].update(fields)
+        expected.after[key] = {**expected.after[key], **fields}
 
 
 def _made_maps(moment: Moment) -> list[str]:
@@ -481,7 +580,7 @@ def makes_map(moment: Moment, ours: State) -> bool:
 
 def keep_absent(moment: Moment, expected: Expectation, ours: State) -> None:
     for key in _made_maps(moment):
-        expected.after[key]["sequenceNumberForAllocation"] = None
+        expected.after[key] = {**expected.after[key], "sequenceNumberForAllocation": None}
 
 
 # --- typed arguments ----------------------------------------------------------------------------------------

@@ -6,12 +6,14 @@ disturbance: that run is the expectation.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from calico_ipam.model.addresses import parse_network
+from calico_ipam.model.timestamps import SECOND
+from tests.golden import library_patches as patch
 from tests.golden.library_backends import memory_bench
-from tests.golden.library_documents import block_key, blocks, rows
+from tests.golden.library_documents import CONFIG, block_key, blocks, released_at, row_key, rows
 from tests.golden.library_patches import bad_pools
 from tests.golden.library_scenario import Expectation, Hook, Moment, State, exact_text
 from tests.golden.replay import carry_out, prepared
@@ -108,7 +110,7 @@ def lost_to_self(moment: Moment, ours: State) -> bool:
 def one_more_write(moment: Moment, expected: Expectation, ours: State) -> None:
     for key in _put_by_own_host(moment):
         put = next(w["value"] for h in moment.step.hooks for w in h.put if w["key"] == key)
-        block = expected.after[key]
+        block = expected.after[key] = dict(expected.after[key])
         block["sequenceNumber"] += 1
         numbers = block["sequenceNumberForAllocation"]
         old = put.get("sequenceNumberForAllocation") or {}
@@ -141,11 +143,11 @@ def half_release(moment: Moment, ours: State) -> bool:
 
 def row_unchanged(moment: Moment, expected: Expectation, ours: State) -> None:
     for key in _marked(moment, ours):
-        expected.after[key] = copy.deepcopy(ours[key])
+        expected.after[key] = ours[key]
     for hook in _half_release_hooks(moment):
         if hook.call == "delete":
             # The row cannot go, so the block does not go either.
-            expected.after = copy.deepcopy(ours)
+            expected.after = dict(ours)
         elif hook.error or (moment.step.error or {}).get("type") == "errors.ErrorResourceUpdateConflict":
             # There is no such write that could fail, or lose.
             as_if_undisturbed(moment, expected, ours)
@@ -176,7 +178,57 @@ def store_error(moment: Moment, expected: Expectation, ours: State) -> None:
     key = f"IPAMHandleKey(id={moment.step.args['handle']})"
     expected.error = {"type": "errors.ErrorDatastoreError", "text": "injected failure", "identifier": key}
     expected.result = {"ipv4": None, "ipv6": None}
-    expected.after = copy.deepcopy(ours)
+    expected.after = dict(ours)
+
+
+# --- blocks of nobody (L9) ----------------------------------------------------------------------------------
+
+GHOST = "host:ghost"
+
+
+def _empty_and_unowned(moment: Moment, state: State) -> dict[str, dict[str, Any]]:
+    """Return the blocks that nobody owns and that are empty, once what has cooled down is free."""
+    cooldown = (state.get(CONFIG) or {}).get("ipCooldownSeconds", 0)
+    found = {}
+    for key, block in blocks(state):
+        times = [released_at(block, o) for o, i in enumerate(block["allocations"]) if i is not None]
+        ripe = [t is not None and (cooldown <= 0 or t <= moment.step.now - cooldown * SECOND) for t in times]
+        if block.get("affinity") is None and all(ripe):
+            found[key] = block
+    return found
+
+
+def _with_ghost(moment: Moment, ours: State) -> Expectation:
+    """Return what ours does when the empty blocks of nobody belong to a host that may be relieved of them."""
+    unowned = _empty_and_unowned(moment, ours)
+    owned = {key: {**block, "affinity": GHOST} for key, block in unowned.items()}
+    ghosts = {row_key(GHOST, block["cidr"]): {"state": "confirmed", "deleted": False} for block in owned.values()}
+    outcome = rerun(moment, {**ours, **owned, **ghosts}, moment.step.hooks)
+    back = {key: unowned[key] for key, block in outcome.after.items() if key in unowned and block == owned[key]}
+    for key, block in outcome.after.items():
+        if key in unowned and key not in back and block.get("affinity") == GHOST:
+            block["affinity"] = None  # only borrowed from
+    outcome.after = {key: value for key, value in outcome.after.items() if key not in ghosts} | back
+    return outcome
+
+
+def reclaims_unowned(moment: Moment, ours: State) -> bool:
+    if moment.step.op != "auto_assign" or not _empty_and_unowned(moment, ours) or moment.step.error is not None:
+        return False
+    outcome = _with_ghost(moment, ours)
+    return any(ip not in str(moment.step.result) for ip in _all_addresses(outcome.result))
+
+
+def _all_addresses(result: Any) -> list[str]:
+    return [ip for family in ("ipv4", "ipv6") for ip in ((result or {}).get(family) or {}).get("ips") or []]
+
+
+def reclaim(moment: Moment, expected: Expectation, ours: State) -> None:
+    _take(expected, _with_ghost(moment, ours), moment)
+
+
+def tunnel_borrows(moment: Moment, ours: State) -> bool:
+    return patch.tunnel_borrows(moment, ours) and not reclaims_unowned(moment, ours)
 
 
 # --- what cannot be understood (L26, L30) -------------------------------------------------------------------

@@ -113,7 +113,7 @@ def moments(scenario: Scenario) -> Iterator[Moment]:
 
 @dataclass
 class Expectation:
-    """What must be true after a step. Exceptions change a copy of the recorded one."""
+    """What must be true after a step. Exceptions change it; documents in ``after`` are replaced, never changed."""
 
     result: Any
     error: Mapping[str, Any] | IPAMError | None
@@ -122,7 +122,7 @@ class Expectation:
 
     @classmethod
     def recorded(cls, moment: Moment) -> Expectation:
-        return cls(copy.deepcopy(moment.step.result), moment.step.error, copy.deepcopy(moment.after))
+        return cls(copy.deepcopy(moment.step.result), moment.step.error, dict(moment.after))
 
 
 def start_state(setup: tuple[Mapping[str, Any], ...]) -> State:

@@ -165,7 +165,8 @@ class _Run:
             else:
                 self.report.needless.append(f"{self._where(moment)}: exception {names} is not needed any more")
         self.report.differences += [f"{self._where(moment)}: {line}" for line in found]
-        self._invariants(moment)
+        if ours != before:
+            self._invariants(moment)
         if any(deviation.resync for deviation in used):
             diverged = self._resync(moment, diverged)
         self.diverged = diverged

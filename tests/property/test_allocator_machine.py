@@ -8,12 +8,17 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 
+from calico_ipam.datastore.documents import DocumentStore, RawWrite
+from calico_ipam.datastore.paths import PathRange
+from calico_ipam.datastore.sqlite import SQLiteStore
 from calico_ipam.errors import (
     AddressInCooldown,
     AlreadyExists,
@@ -31,9 +36,9 @@ from calico_ipam.model.addresses import Address, parse_network
 from calico_ipam.model.affinity import HOST, BlockOwner
 from calico_ipam.model.block import HostReserved, ReleaseOption
 from calico_ipam.model.handle import WINDOWS_RESERVED
-from calico_ipam.model.timestamps import SECOND
-from tests.cluster import Cluster, cluster
+from tests.cluster import Cluster
 from tests.invariants import violations
+from tests.memory import MemoryStore
 from tests.property.allocator_model import HANDLES, HOSTS, POOLS, RESERVABLE, Model, every_address
 
 hosts = st.sampled_from(HOSTS)
@@ -43,13 +48,15 @@ numbers = st.integers(1, 6)
 
 
 class AllocatorMachine(RuleBasedStateMachine):
+    """Hosts share a cluster that is filled, drained and reconfigured in any order."""
+
     world: Cluster
+    model: Model
 
     @initialize(pools=st.sets(st.sampled_from(sorted(POOLS)), min_size=1))
     def begin(self, pools: set[str]) -> None:
         self.model = Model()
         self.sequence_numbers: dict[str, int] = {}
-        clear(self.world)
         self.world.nodes(*HOSTS)
         for name in sorted(pools):
             self.enable_pool(name)
@@ -345,27 +352,40 @@ class AllocatorMachine(RuleBasedStateMachine):
                     assert blocks[cidr].owned_by(BlockOwner(HOST, host))
 
 
-def clear(world: Cluster) -> None:
-    """Empty the store of the machine before it, so that a thousand sequences need one file."""
-    raise NotImplementedError
+def clear(store: DocumentStore) -> None:
+    """Empty the store of the machine before it, so that a thousand sequences need one store."""
+    _, (rows,), _ = store._raw_read((), (PathRange.below("/calico/"),))
+    if rows:
+        store._raw_commit([RawWrite("delete", row.path, expected=row.revision) for row in rows])
 
 
-#: In CI every run tries the same sequences; elsewhere each run tries others.
-SETTINGS = settings(
-    max_examples=1000,
-    stateful_step_count=12,
-    deadline=None,
-    derandomize=bool(os.environ.get("CI")),
-    suppress_health_check=[HealthCheck.too_slow],
-    database=None,
-)
+def sequences(number: int) -> settings:
+    """Return settings for ``number`` sequences. In CI every run tries the same ones; elsewhere each run tries others."""
+    return settings(
+        max_examples=number,
+        stateful_step_count=12,
+        deadline=None,
+        derandomize=bool(os.environ.get("CI")),
+        suppress_health_check=[HealthCheck.too_slow],
+        database=None,
+    )
 
 
+def run(store: DocumentStore, number: int) -> None:
+    class Machine(AllocatorMachine):
+        def __init__(self) -> None:
+            super().__init__()
+            clear(store)
+            self.world = Cluster(store)
+
+    run_state_machine_as_test(Machine, settings=sequences(number))
+
+
+@pytest.mark.timeout(300)
 def test_a_thousand_sequences_agree_with_the_model() -> None:
-    with cluster() as world:
+    run(MemoryStore(), 1000)
 
-        class Machine(AllocatorMachine):
-            pass
 
-        Machine.world = world
-        run_state_machine_as_test(Machine, settings=SETTINGS)  # type: ignore[no-untyped-call]  # hypothesis has no type here
+def test_sequences_on_sqlite_agree_with_the_model(tmp_path: Path) -> None:
+    with SQLiteStore(tmp_path / "store" / "ipam.db") as store:
+        run(store, 60)

@@ -18,7 +18,6 @@ from calico_ipam.errors import (
 )
 from calico_ipam.model.addresses import parse_address
 from calico_ipam.model.block import ReleaseOption
-from calico_ipam.model.keys import BlockKey
 from tests.cluster import START, Cluster, cluster, texts
 from tests.invariants import violations
 
@@ -259,9 +258,7 @@ def test_t17_handle_spanning_two_blocks(world: Cluster) -> None:
 
 def test_t18_release_from_an_unowned_block(usual: Cluster) -> None:
     usual.auto(handle="h")
-    owned = usual.stored_block(FIRST)
-    assert owned is not None
-    usual.put(BlockKey(owned.cidr), owned.without_owner())
+    usual.disown(FIRST)
     usual.ipam.release_by_handle("h")
     assert usual.blocks() == {}
     assert usual.handle("h") is None
@@ -270,9 +267,7 @@ def test_t18_release_from_an_unowned_block(usual: Cluster) -> None:
 def test_t18_with_cooldown_the_unowned_block_stays_while_it_is_cold(usual: Cluster) -> None:
     usual.configure(cooldown_seconds=30)
     usual.auto(handle="h")
-    owned = usual.stored_block(FIRST)
-    assert owned is not None
-    usual.put(BlockKey(owned.cidr), owned.without_owner())
+    usual.disown(FIRST)
     usual.ipam.release_by_handle("h")
     block = usual.stored_block(FIRST)
     assert block is not None
