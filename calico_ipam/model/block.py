@@ -391,6 +391,8 @@ class Block:
         index = self.allocations[ordinal]
         if index is None:
             raise InvalidInput(f"{self.address(ordinal)} is not assigned", subject=str(self.address(ordinal)))
+        if self.attributes[index] == attribute:
+            return self
         shared = sum(1 for i in self.allocations if i == index) > 1
         attributes = list(self.attributes)
         slots = list(self.allocations)
