@@ -77,8 +77,9 @@ def load_settings(
 ) -> Settings:
     """Return settings from the first of: ``url``, ``config_file``, the default file, the environment, the default.
 
-    A file is taken alone, without the environment. ``url`` is ``sqlite:///path``, ``etcd://host:2379,host:2379`` or
-    ``kubernetes://``; what it does not say (credentials, certificates, a kubeconfig) comes from file or environment.
+    A file is taken alone, without the environment. ``url`` is ``sqlite:///path``, ``etcd://host:2379,host:2379`` (with
+    TLS: ``etcds://`` or ``https://``) or ``kubernetes://``; what it does not say (credentials, certificates, a kubeconfig)
+    comes from file or environment.
     Nothing configured at all gives the embedded store of this host, with ``fallback`` set.
     """
     found, source = _configured(os.environ if environ is None else environ, config_file)
@@ -135,23 +136,28 @@ def _from_url(url: str) -> dict[str, Any]:
     match scheme:
         case "sqlite":
             return {"datastore_type": SQLITE, "sqlite_path": _sqlite_path(url, rest)}
-        case "etcd" | "etcd+http" | "etcd+https":
-            _, plus, secure = scheme.partition("+")
-            endpoints = split_endpoints(rest.rstrip("/"))
-            if not endpoints or any("/" in each or "@" in each for each in endpoints):
-                raise InvalidInput(
-                    "an etcd URL is etcd://host:2379,host:2379 and nothing else",
-                    subject=scheme,
-                    hint="User and password go into ETCD_USERNAME and ETCD_PASSWORD.",
-                )
-            prefix = f"{secure}://" if plus else ""
-            return {"datastore_type": ETCD, "etcd_endpoints": tuple(prefix + each for each in endpoints)}
+        case "etcd" | "etcds" | "etcd+http" | "etcd+https" | "http" | "https":
+            return {"datastore_type": ETCD, "etcd_endpoints": _etcd_endpoints(scheme, rest)}
         case "kubernetes":
             found = {"datastore_type": KUBERNETES}
             return found | ({"kubeconfig": unquote(urlsplit(url).path)} if rest.strip("/") else {})
     raise InvalidInput(
         f"unknown kind of datastore {scheme!r}", subject=scheme, hint="Known are sqlite, etcd and kubernetes."
     )
+
+
+def _etcd_endpoints(scheme: str, rest: str) -> tuple[str, ...]:
+    """Return the endpoints of ``etcd://a:2379,b:2379`` (``etcds://`` with TLS) or ``http://a:2379,http://b:2379``."""
+    secure = "https" if scheme.endswith("s") else "http"
+    endpoints = split_endpoints(rest)
+    bare = [each.removeprefix(f"{secure}://").rstrip("/") for each in endpoints]
+    if not bare or any("/" in each or "@" in each for each in bare):
+        raise InvalidInput(
+            "an etcd URL is etcd://host:2379,host:2379, or etcds:// with TLS, and nothing else",
+            subject=scheme,
+            hint="User and password go into ETCD_USERNAME and ETCD_PASSWORD.",
+        )
+    return tuple(f"{secure}://{each}" for each in bare)
 
 
 def _sqlite_path(url: str, rest: str) -> str:
@@ -168,6 +174,10 @@ def _opened(settings: Settings) -> Datastore:
         from calico_ipam.datastore.sqlite import SQLiteStore
 
         return SQLiteStore(settings.sqlite_path)
+    if settings.datastore_type == ETCD:
+        from calico_ipam.datastore.etcd import EtcdStore
+
+        return EtcdStore(settings)
     raise NotConfigured(
         f"the {settings.datastore_type} datastore is not part of this version of calico-ipam",
         subject=settings.datastore_type,

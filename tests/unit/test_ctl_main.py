@@ -107,7 +107,7 @@ def test_version_names_the_program_as_it_was_called() -> None:
         (("--datastore", "nonsense", "pool", "list"), "nonsense is no datastore URL"),
         (("--datastore", "sqlite://relative", "pool", "list"), "names no absolute path"),
         (("--datastore", "oracle://x", "pool", "list"), "unknown kind of datastore 'oracle'"),
-        (("--datastore", "etcd://h:1", "pool", "list"), "not part of this version"),
+        (("--datastore", "etcd://u:p@h:1", "pool", "list"), "User and password go into ETCD_USERNAME and ETCD_PASSWORD"),
         (("--config", "/does/not/exist", "pool", "list"), "Error reading config file: /does/not/exist"),
         (("--datastore", "sqlite:///", "pool", "list"), "names no absolute path"),
         (("--datastore", "sqlite:///dev", "pool", "list"), "is a folder"),

@@ -1,0 +1,160 @@
+"""Connections to the members of a cluster: one for each endpoint and process."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from calico_ipam.datastore.etcd.endpoints import Cluster, Endpoint
+from calico_ipam.datastore.etcd.identity import Identity
+from calico_ipam.datastore.etcd.library import Library
+from calico_ipam.datastore.etcd.patience import Patience
+from calico_ipam.errors import StoreError
+
+#: A member that has no leader says so instead of waiting for one (etcd's "require leader").
+_LEADER = (("hasleader", "true"),)
+
+
+class Link:
+    """A connection to one member, in use by any number of threads.
+
+    ``answered``: when it last carried an answer (monotonic seconds). ``token``: of our session there, None before the
+    login, empty where none is needed; each link has its own, because a member may not have heard yet of a session that
+    another one opened.
+    """
+
+    def __init__(self, endpoint: Endpoint, channel: Any, rpc: Any) -> None:
+        self.endpoint = endpoint
+        self.channel = channel
+        self.kv = rpc.KVStub(channel)
+        self.auth = rpc.AuthStub(channel)
+        self.maintenance = rpc.MaintenanceStub(channel)
+        self.login = threading.Lock()
+        self.token: str | None = None
+        self.answered = float("-inf")
+        self.users = 0
+        self.retired = False
+
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        return (*_LEADER, ("token", self.token)) if self.token else _LEADER
+
+    def forget(self, token: str | None) -> None:
+        """Drop a token that was not accepted, unless another thread has renewed it already."""
+        with self.login:
+            if self.token == token:
+                self.token = None
+
+
+@dataclass(slots=True)
+class _State:
+    """What belongs to one process."""
+
+    pid: int
+    #: re-entrant, because the garbage collector may end a forgotten watch in the middle of anything
+    lock: Any = field(default_factory=threading.RLock)
+    links: dict[Endpoint, Link] = field(default_factory=dict)
+    preferred: int = 0
+    inherited: Any = None  #: never used, never closed: see Links._here
+
+
+class Links:
+    """All connections of a store. ``closed`` is set once and for all by :meth:`close`."""
+
+    def __init__(self, cluster: Cluster, identity: Identity, library: Library, patience: Patience) -> None:
+        self.cluster = cluster
+        self.closed = threading.Event()
+        self._library = library
+        self._identity = identity
+        self._options = _options(patience)
+        self._state = _State(os.getpid())
+
+    @contextmanager
+    def link(self) -> Iterator[Link]:
+        """Lend the connection to the preferred member; it stays open at least as long. Raises StoreError if closed."""
+        state = self._here()
+        with state.lock:
+            self.check_open()
+            endpoint = self.cluster.endpoints[state.preferred]
+            link = state.links.get(endpoint)
+            if link is None:
+                link = state.links[endpoint] = Link(endpoint, self._channel(endpoint), self._library.rpc)
+            link.users += 1
+        try:
+            yield link
+        finally:
+            with state.lock:
+                link.users -= 1
+                unused = link.retired and link.users == 0
+            if unused:
+                link.channel.close()
+
+    def check_open(self) -> None:
+        """Raise StoreError once the store is closed."""
+        if self.closed.is_set():
+            raise StoreError(f"the datastore {self.cluster} has been closed", subject=str(self.cluster))
+
+    def leave(self, link: Link) -> None:
+        """Give up a connection that failed, and prefer the next member.
+
+        It is closed when nobody uses it any more: closing cancels what runs on it, and a write that is cancelled is a
+        write whose outcome nobody knows. The next use of the member connects anew, without gRPC's own back-off.
+        """
+        state = self._here()
+        with state.lock:
+            if state.links.get(link.endpoint) is not link:
+                return  # another thread was quicker
+            del state.links[link.endpoint]
+            link.retired = True
+            unused = link.users == 0
+            if self.cluster.endpoints[state.preferred] == link.endpoint:
+                state.preferred = (state.preferred + 1) % len(self.cluster.endpoints)
+        if unused:
+            link.channel.close()
+
+    def close(self) -> None:
+        """Close all connections; what runs on them is cancelled."""
+        self.closed.set()
+        state = self._here()
+        with state.lock:
+            links = list(state.links.values())
+            state.links.clear()
+        for link in links:
+            link.channel.close()
+
+    def _here(self) -> _State:
+        """Return the connections of this process.
+
+        A child of ``fork`` starts without any: two processes cannot share a TCP stream. It keeps the parent's objects,
+        untouched, since even to free them would have gRPC wait for threads that exist in the parent only.
+        """
+        state = self._state
+        if state.pid != os.getpid():
+            state = self._state = _State(os.getpid(), preferred=state.preferred, inherited=state)
+        return state
+
+    def _channel(self, endpoint: Endpoint) -> Any:
+        grpc = self._library.grpc
+        if not self.cluster.secure:
+            return grpc.insecure_channel(str(endpoint), options=self._options)
+        identity = self._identity
+        credentials = grpc.ssl_channel_credentials(identity.ca, identity.key, identity.cert)
+        return grpc.secure_channel(str(endpoint), credentials, options=self._options)
+
+
+def _options(patience: Patience) -> list[tuple[str, Any]]:
+    return [
+        ("grpc.max_receive_message_length", -1),  # a page of big blocks is larger than gRPC's 4 MiB
+        ("grpc.max_send_message_length", -1),
+        ("grpc.keepalive_time_ms", int(patience.keepalive * 1000)),
+        ("grpc.keepalive_timeout_ms", int(patience.keepalive_answer * 1000)),
+        ("grpc.http2.max_pings_without_data", 0),  # a quiet watch is tested for ever
+        ("grpc.use_local_subchannel_pool", 1),  # a new channel is a new connection, also when an old one hangs
+        ("grpc.enable_http_proxy", 0),  # proxies of the environment are for the web; upstream uses none here
+        ("grpc.enable_retries", 0),  # whether a request may be repeated is known here, not there
+        ("grpc.service_config_disable_resolution", 1),  # no TXT look-up for each connection
+        ("grpc.primary_user_agent", "calico-ipam"),
+    ]
