@@ -17,12 +17,10 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-
-from tests.shared import REPOSITORY
 
 ROUNDS = 31
 BLOCKS = (16, 1024)
@@ -30,6 +28,7 @@ PROCESSES = 8
 #: Pairs of assign and release in one sample of the library, and samples per figure.
 PAIRS, SAMPLES = 50, 31
 INSIDE = "CALICO_IPAM_BENCH_INSIDE"
+REPOSITORY = Path(__file__).resolve().parent.parent.parent
 PROGRAMS = Path(sys.executable).parent
 FOREIGN = Path("/usr/lib/cni")
 
@@ -51,20 +50,24 @@ class Cost:
     peak: float
 
 
-def measured(program: Path, environ: Mapping[str, str], stdin: str) -> Cost:
-    """Run a plugin once. Raises RuntimeError with its words when it fails."""
+def measured(command: Sequence[str | Path], environ: Mapping[str, str], stdin: str) -> Cost:
+    """Run a program once. Raises RuntimeError with its words when it fails."""
     with tempfile.TemporaryFile("w+") as given, tempfile.TemporaryFile("w+") as said:
         given.write(stdin)
         given.seek(0)
         began = time.perf_counter()
         files = [(os.POSIX_SPAWN_DUP2, stream.fileno(), target) for target, stream in enumerate((given, said, said))]
-        child = os.posix_spawn(program, [str(program)], {**os.environ, **environ}, file_actions=files)
+        child = os.posix_spawn(command[0], [str(word) for word in command], environ, file_actions=files)
         _, status, usage = os.wait4(child, 0)
         wall = time.perf_counter() - began
         if status:
             said.seek(0)
-            raise RuntimeError(f"{program.name} {environ['CNI_COMMAND']} failed: {said.read()}")
+            raise RuntimeError(f"{command[0]} {environ['CNI_COMMAND']} failed: {said.read()}")
     return Cost(1000 * (usage.ru_utime + usage.ru_stime), 1000 * wall, usage.ru_maxrss / 1024)
+
+
+def ipamctl(command: str, url: str, *options: str) -> None:
+    subprocess.run([PROGRAMS / "ipamctl", "--datastore", url, command, *options], check=True, capture_output=True)
 
 
 # --- plugins ------------------------------------------------------------------------------------------------
@@ -75,11 +78,7 @@ def prepare_host(folder: Path) -> tuple[dict[str, object], dict[str, object]]:
     subprocess.run(["sh", "-euc", "mkdir -p /run/netns && mount -t tmpfs none /run/netns"], check=True)
     subprocess.run([REPOSITORY / "scripts" / "private-host"], check=True)
     subprocess.run(["ip", "netns", "add", "bench"], check=True)
-    subprocess.run(
-        [PROGRAMS / "ipamctl", "--datastore", f"sqlite://{folder}/ipam.db", "init", "--ipv4-pool", "10.244.0.0/16"],
-        check=True,
-        capture_output=True,
-    )
+    ipamctl("init", f"sqlite://{folder}/ipam.db", "--ipv4-pool", "10.244.0.0/16")
     ours: dict[str, object] = {
         "cniVersion": "1.1.0",
         "name": "bench",
@@ -104,16 +103,18 @@ def plugin_figures(folder: Path) -> dict[str, list[Cost]]:
     """Return the costs of each verb, ours and the yardstick's in turn."""
     ours, yardstick = prepare_host(folder)
     costs: dict[str, list[Cost]] = defaultdict(list)
+    calico, ptp = [PROGRAMS / "calico"], [FOREIGN / "ptp"]
     calls = (
-        ("calico VERSION", PROGRAMS / "calico", "VERSION", ours),
-        ("calico STATUS", PROGRAMS / "calico", "STATUS", ours),
-        ("calico ADD", PROGRAMS / "calico", "ADD", ours),
-        ("calico DEL", PROGRAMS / "calico", "DEL", ours),
-        ("ptp + host-local ADD", FOREIGN / "ptp", "ADD", yardstick),
-        ("ptp + host-local DEL", FOREIGN / "ptp", "DEL", yardstick),
+        ("interpreter alone", [PROGRAMS / "python", "-c", "pass"], "", ours),
+        ("calico VERSION", calico, "VERSION", ours),
+        ("calico STATUS", calico, "STATUS", ours),
+        ("calico ADD", calico, "ADD", ours),
+        ("calico DEL", calico, "DEL", ours),
+        ("ptp + host-local ADD", ptp, "ADD", yardstick),
+        ("ptp + host-local DEL", ptp, "DEL", yardstick),
     )
     for number in range(ROUNDS + 1):
-        for row, program, verb, netconf in calls:
+        for row, command, verb, netconf in calls:
             environ = {
                 "CNI_COMMAND": verb,
                 "CNI_CONTAINERID": f"bench{number}",
@@ -121,7 +122,7 @@ def plugin_figures(folder: Path) -> dict[str, list[Cost]]:
                 "CNI_IFNAME": "eth0",
                 "CNI_PATH": f"{PROGRAMS}:{FOREIGN}",
             }
-            cost = measured(program, environ, json.dumps(netconf))
+            cost = measured(command, {**os.environ, **environ}, json.dumps(netconf))
             if number:  # the first round fills the page cache and the compiled files
                 costs[row].append(cost)
     return costs
@@ -129,43 +130,43 @@ def plugin_figures(folder: Path) -> dict[str, list[Cost]]:
 
 # --- the library --------------------------------------------------------------------------------------------
 
-#: Claims a block for each of so many hosts, or works as one of them. Run as a process of its own: a figure must not
-#: depend on what was imported before.
+#: Fills a store with a block for each of so many hosts, or works as one of those hosts on one or more stores in turn,
+#: printing the pairs per second of each sample. A process of its own: a figure must not depend on what was imported.
 LIBRARY = """
 import sys, time
-from contextlib import closing
+from contextlib import ExitStack
 from calico_ipam.datastore.config import open_datastore
 from calico_ipam.engine.client import IPAM
 from calico_ipam.engine.policy import Retry, SystemClock
 from calico_ipam.engine.setup import ensure_node
 from calico_ipam.engine.world import Engine
 
-what, url, host, number = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])
-with closing(open_datastore(url)) as store:
-    ipam = IPAM(store, hostname=host)
+what, host, number, *urls = sys.argv[1:]
+with ExitStack() as stack:
+    stores = [stack.enter_context(open_datastore(url)) for url in urls]
     if what == "fill":
-        engine = Engine(store, SystemClock(), Retry(clock=SystemClock()))
-        for index in range(number):
+        ipam, engine = IPAM(stores[0]), Engine(stores[0], SystemClock(), Retry(clock=SystemClock()))
+        for index in range(int(number)):
             ensure_node(engine, f"host{index}")
             ipam.auto_assign(use="Workload", num4=1, handle=f"filled.{index}", hostname=f"host{index}")
-    else:
-        for index in range(number):
-            handle = f"bench.{host}-{index}"
-            assigned = ipam.auto_assign(use="Workload", num4=1, handle=handle)
-            assert len(assigned.addresses) == 1, assigned
-            if index == 0:
-                began = time.perf_counter()  # the first one opens everything
-            ipam.release_by_handle(handle)
-            if index and index % PAIRS == 0:
-                now = time.perf_counter()
-                print(PAIRS / (now - began))
-                began = now
+        sys.exit()
+    for sample in range(int(number) + 1):
+        for store in stores:
+            ipam = IPAM(store, hostname=host)
+            began = time.perf_counter()
+            for index in range(PAIRS):
+                handle = f"bench.{host}-{index}"
+                assigned = ipam.auto_assign(use="Workload", num4=1, handle=handle)
+                assert len(assigned.addresses) == 1, assigned
+                ipam.release_by_handle(handle)
+            if sample:  # the first one opens everything
+                print(PAIRS / (time.perf_counter() - began))
 """.replace("PAIRS", str(PAIRS))
 
 
-def library(what: str, url: str, host: str, number: int) -> subprocess.Popen[str]:
+def library(what: str, host: str, number: int, *urls: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", LIBRARY, what, url, host, str(number)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", LIBRARY, what, host, str(number), *urls], stdout=subprocess.PIPE, text=True
     )
 
 
@@ -177,20 +178,20 @@ def finished(process: subprocess.Popen[str]) -> list[float]:
 
 
 def library_figures(folder: Path) -> Iterator[tuple[str, list[float]]]:
-    """Yield pairs of assign and release per second, by store."""
-    for blocks in BLOCKS:
-        url = f"sqlite://{folder}/{blocks}.db"
-        subprocess.run(
-            [PROGRAMS / "ipamctl", "--datastore", url, "init", "--ipv4-pool", "10.0.0.0/12"],
-            check=True,
-            capture_output=True,
-        )
-        finished(library("fill", url, "unused", blocks))
-        yield f"1 process, {blocks} blocks", finished(library("work", url, "host3", PAIRS * SAMPLES + 1))
-        if blocks == BLOCKS[0]:
-            started = [library("work", url, f"host{i}", PAIRS * SAMPLES // PROCESSES + 1) for i in range(PROCESSES)]
-            together = sum(statistics.median(finished(process)) for process in started)
-            yield f"{PROCESSES} processes at once, {blocks} blocks, their sum", [together]
+    """Yield pairs of assign and release per second."""
+    urls = {blocks: f"sqlite://{folder}/{blocks}.db" for blocks in BLOCKS}
+    for blocks, url in urls.items():
+        ipamctl("init", url, "--ipv4-pool", "10.0.0.0/12")
+        finished(library("fill", "", blocks, url))
+    samples = finished(library("work", "host3", SAMPLES, *urls.values()))
+    for number, blocks in enumerate(BLOCKS):
+        yield f"1 process, {blocks} blocks", samples[number :: len(BLOCKS)]
+    at_once = [library("work", f"host{i}", SAMPLES // PROCESSES, urls[BLOCKS[0]]) for i in range(PROCESSES)]
+    yield (
+        f"{PROCESSES} processes at once, {BLOCKS[0]} blocks, their sum",
+        [sum(statistics.median(finished(process)) for process in at_once)],
+    )
+    for blocks, url in urls.items():
         assert_nothing_lost(url, blocks)
 
 
