@@ -7,14 +7,17 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.shared import SHARED
+
+if TYPE_CHECKING:
+    from tests.kube_tools import KubeServer
 
 #: Seconds a test may take, set-up and clean-up included, unless it is marked ``@pytest.mark.timeout(seconds)``.
 DEFAULT_TIMEOUT = 120.0
@@ -108,3 +111,12 @@ def shared() -> Path:
     if not SHARED.is_dir():
         pytest.skip(f"{SHARED} is absent: set CALICO_IPAM_SHARED to the folder that holds golden/")
     return SHARED
+
+
+@pytest.fixture(scope="session")
+def kube() -> Iterator[KubeServer]:
+    """A real Kubernetes API server with Calico's v1 definitions, shared by the tests of a process: clear() it first."""
+    from tests.kube_tools import KubeServer
+
+    with KubeServer("v1") as running:
+        yield running

@@ -178,9 +178,6 @@ def _opened(settings: Settings) -> Datastore:
         from calico_ipam.datastore.etcd import EtcdStore
 
         return EtcdStore(settings)
-    raise NotConfigured(
-        f"the {settings.datastore_type} datastore is not part of this version of calico-ipam",
-        subject=settings.datastore_type,
-        reason=f"asked for by {settings.source}",
-        hint='Use the embedded datastore: DATASTORE_TYPE=sqlite, or "datastore_type": "sqlite" in a netconf.',
-    )
+    from calico_ipam.datastore.kube.store import KubernetesStore
+
+    return KubernetesStore(settings)

@@ -423,8 +423,7 @@ def test_the_fallback_is_logged(
         assert f"no datastore is configured: using the file {path} of this host" in caplog.text
 
 
-def test_a_datastore_to_come_says_so_in_one_sentence() -> None:
-    with pytest.raises(NotConfigured) as caught:
-        open_datastore(environ={"DATASTORE_TYPE": "kubernetes"})
-    assert str(caught.value) == "the kubernetes datastore is not part of this version of calico-ipam"
-    assert "sqlite" in caught.value.hint
+def test_kubernetes_is_opened_without_a_word_to_the_server() -> None:
+    with open_datastore("kubernetes://", environ={"K8S_API_ENDPOINT": "https://api.invalid:6443"}) as store:
+        assert store.name == "kubernetes://api.invalid:6443"
+        assert not store.capabilities.atomic
