@@ -31,10 +31,33 @@ NLA_F_NESTED = 0x8000
 
 
 def make_pair(host_rtnl: Rtnl, pod_rtnl: Rtnl, host: Namespace, pod: Namespace, request: LinkRequest) -> Link:
-    """Make the pair and return its host end. Raises NetlinkRefused, DataplaneError; then nothing was made.
+    """Make the pair and return its host end, whose name must be free. Raises NetlinkRefused, DataplaneError.
 
-    A kernel without netkit gets veth instead; every other refusal is final.
+    After an error nothing is left. A kernel without netkit gets veth instead; every other refusal is final.
     """
+    try:
+        _create(host_rtnl, pod_rtnl, host, pod, request)
+    except NetlinkRefused:
+        raise
+    except BaseException:
+        # Whether it was made is unknown. The host's name was free, so what has it now is ours; the name in the sandbox
+        # may have been taken all along.
+        undo_pair(host_rtnl, request.host_name)
+        raise
+    try:
+        link = host_rtnl.link(request.host_name)
+        if link is None:
+            raise DataplaneError(
+                f"the host end {request.host_name} vanished as soon as it was made",
+                hint="A program on this node renames or removes new links: exempt those of this plugin.",
+            )
+    except BaseException:
+        undo_pair(pod_rtnl, request.container_name)
+        raise
+    return link
+
+
+def _create(host_rtnl: Rtnl, pod_rtnl: Rtnl, host: Namespace, pod: Namespace, request: LinkRequest) -> None:
     if request.device_type == "netkit":
         try:
             make_netkit(host_rtnl, pod, request)
@@ -42,21 +65,9 @@ def make_pair(host_rtnl: Rtnl, pod_rtnl: Rtnl, host: Namespace, pod: Namespace, 
             if refused.code != errno.EOPNOTSUPP:
                 raise
             logger.info("this kernel has no netkit, %s becomes a veth", request.host_name)
-            make_veth(pod_rtnl, host, request)
-    else:
-        make_veth(pod_rtnl, host, request)
-    try:
-        link = host_rtnl.link(request.host_name)
-    except BaseException:
-        undo_pair(pod_rtnl, request.container_name)
-        raise
-    if link is None:
-        undo_pair(pod_rtnl, request.container_name)
-        raise DataplaneError(
-            f"the host end {request.host_name} vanished as soon as it was made",
-            hint="A program on this node renames or removes new links: exempt those of this plugin.",
-        )
-    return link
+        else:
+            return
+    make_veth(pod_rtnl, host, request)
 
 
 def undo_pair(rtnl: Rtnl, name: str) -> None:

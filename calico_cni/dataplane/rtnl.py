@@ -214,6 +214,11 @@ class Rtnl(Netlink):
             if route.prefix_length == address.max_prefixlen and route.destination == address
         ]
 
+    def default_route_links(self, version: int) -> list[int]:
+        """Return the indexes of the links by which the main table's default routes leave. Reads the whole table."""
+        routes = self._routes(version, [])
+        return sorted({route.oif for route in routes if route.prefix_length == 0 and route.oif is not None})
+
     def _routes(self, version: int, attributes: list[tuple[str, Any]]) -> list[Route]:
         message = self._route(version)
         message["attrs"] = [("RTA_TABLE", RT_TABLE_MAIN), *attributes]

@@ -6,6 +6,7 @@ import errno
 import logging
 import os
 from dataclasses import dataclass
+from pathlib import Path
 
 from .api import DataplaneError
 from .netlink import error_text
@@ -102,6 +103,16 @@ def write(file: str, value: int) -> None:
         raise DataplaneError(
             f"failed to set {path} to {value}: {error_text(code)}", hint=_HINTS.get(code, "")
         ) from None
+
+
+def read(file: str) -> int:
+    """Return a value below /proc/sys. Raises DataplaneError."""
+    path = Path(ROOT, file)
+    try:
+        return int(path.read_text(encoding="ascii"))
+    except OSError as error:
+        code = error.errno or errno.EIO
+        raise DataplaneError(f"failed to read {path}: {error_text(code)}", hint=_HINTS.get(code, "")) from None
 
 
 _HINTS = {

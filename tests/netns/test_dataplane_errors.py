@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from calico_cni.dataplane.api import DataplaneError, LinkRequest
 from calico_cni.dataplane.linux import LinuxDataplane, link_local_of, parse_mac
 from calico_cni.dataplane.netlink import NetlinkRefused
 from tests.link_requests import HOST_NAME, IPV4, link_request
-from tests.netns_tools import Namespace, Node, sandbox_state
+from tests.netns_tools import Namespace, Node, host_state, sandbox_state, wait_for
 
 
 def refused(dataplane: LinuxDataplane, request: LinkRequest) -> DataplaneError:
@@ -35,6 +36,15 @@ def test_path_that_is_no_namespace(node: Node, pod: Namespace, dataplane: LinuxD
     error = refused(dataplane, elsewhere(link_request(pod), str(plain)))
     assert str(error).startswith(f'unknown FS magic on "{plain}": ')
     assert int(str(error).rpartition(" ")[2], 16) > 0
+
+
+@pytest.mark.timeout(20)
+def test_pipe_that_nobody_writes_to_does_not_hang_the_call(
+    node: Node, pod: Namespace, dataplane: LinuxDataplane, tmp_path: Path
+) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    assert str(refused(dataplane, elsewhere(link_request(pod), str(pipe)))).startswith("unknown FS magic on")
 
 
 @pytest.mark.parametrize("path", ["/proc/self/ns/pid", "/proc/self/ns", "/dev/null"])
@@ -116,6 +126,20 @@ def test_setting_that_is_not_needed_is_only_logged(
     assert "no_such_setting" in caplog.text
 
 
+def test_second_interface_of_one_sandbox_is_refused_and_the_first_untouched(
+    node: Node, pod: Namespace, dataplane: LinuxDataplane
+) -> None:
+    """P19: the plugin refuses it before it allocates anything; this is the second line."""
+    dataplane.add(link_request(pod))
+    # The kernel gives both ends a link-local address some time after they are up.
+    for place, name in ((pod, "eth0"), (node, HOST_NAME)):
+        wait_for(lambda p=place, n=name: any(a.startswith("fe80") for a in p.addresses(n)), "a link-local address")  # type: ignore[misc]
+    before = sandbox_state(pod), host_state(node)
+    error = refused(dataplane, link_request(pod, "10.1.1.1/32", name="net1", host_name="calinet1"))
+    assert str(error) == "failed to add the route to 169.254.1.1 in the sandbox: file exists"
+    assert (sandbox_state(pod), host_state(node)) == before
+
+
 STEPS = (
     "add_pod_routes_ipv4",
     "add_pod_routes_ipv6",
@@ -163,6 +187,36 @@ def test_a_pair_that_cannot_be_undone_is_reported(
     assert error.left_behind
     assert "invalid MAC address" in str(error)
     assert HOST_NAME in error.hint
+
+
+@pytest.mark.parametrize("failure", [KeyboardInterrupt(), DataplaneError("no answer")])
+def test_a_pair_of_which_it_is_unknown_whether_it_was_made(
+    failure: BaseException, node: Node, pod: Namespace, dataplane: LinuxDataplane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = pair.make_veth
+
+    def made_but_cut(*args: object) -> None:
+        real(*args)  # type: ignore[arg-type]
+        raise failure
+
+    monkeypatch.setattr(pair, "make_veth", made_but_cut)
+    with pytest.raises(type(failure)):
+        dataplane.add(link_request(pod))
+    assert node.links() == pod.links() == []
+
+
+def test_host_end_that_is_renamed_at_once(
+    node: Node, pod: Namespace, dataplane: LinuxDataplane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = pair.make_veth
+
+    def made_and_renamed(*args: object) -> None:
+        real(*args)  # type: ignore[arg-type]
+        node.ip("link", "set", HOST_NAME, "name", "ens7")
+
+    monkeypatch.setattr(pair, "make_veth", made_and_renamed)
+    assert "vanished" in str(refused(dataplane, link_request(pod)))
+    assert node.links() == pod.links() == []
 
 
 def test_netkit_that_this_kernel_lacks_becomes_veth(node: Node, pod: Namespace, dataplane: LinuxDataplane) -> None:

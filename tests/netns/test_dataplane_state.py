@@ -7,7 +7,10 @@ from typing import Any
 
 import pytest
 
+from calico_cni.dataplane import linux
+from calico_cni.dataplane.api import DataplaneError
 from calico_cni.dataplane.linux import LinuxDataplane
+from calico_cni.dataplane.rtnl import AssignedAddress, Rtnl
 from tests.link_requests import HOST_NAME, IPV4, IPV6, link_request
 from tests.netns_tools import Namespace, Node, host_state, sandbox_state
 from tests.shared import golden
@@ -171,6 +174,31 @@ def test_no_address_is_tentative(node: Node, pod: Namespace, dataplane: LinuxDat
     infos = [info for item in pod.ip_json("addr", "show", "dev", "eth0") for info in item["addr_info"]]
     (ours,) = [info for info in infos if info["scope"] == "global"]
     assert not ours.get("tentative")
+
+
+def test_address_is_waited_for_while_it_is_tentative(
+    node: Node, pod: Namespace, dataplane: LinuxDataplane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel approves addresses in the background; a busy one takes its time."""
+    real = Rtnl.addresses
+    looks: list[bool] = []
+
+    def slow(self: Rtnl, index: int, version: int) -> list[AssignedAddress]:
+        found = real(self, index, version)
+        if not any(str(address.ip).startswith("fd00") for address in found):
+            return found
+        looks.append(len(looks) < 3)
+        return [AssignedAddress(address.ip, address.prefix_length, looks[-1]) for address in found]
+
+    monkeypatch.setattr(Rtnl, "addresses", slow)
+    dataplane.add(link_request(pod))
+    assert looks == [True, True, True, False]
+    monkeypatch.setattr(linux, "ADDRESS_SECONDS", 0.0)
+    dataplane.remove(pod.path, "eth0", None)
+    looks.clear()
+    with pytest.raises(DataplaneError, match=r"could not be used within|no IPv6 link-local"):
+        dataplane.add(link_request(pod))
+    assert node.links() == []
 
 
 def test_host_routes_can_be_left_to_another_program(node: Node, pod: Namespace, dataplane: LinuxDataplane) -> None:

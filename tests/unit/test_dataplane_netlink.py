@@ -12,9 +12,12 @@ from typing import Any
 import pytest
 
 from calico_cni.dataplane import netlink
-from calico_cni.dataplane.api import DataplaneError
+from calico_cni.dataplane.api import DataplaneError, LinkRequest
 from calico_cni.dataplane.messages import load_formats
 from calico_cni.dataplane.netlink import Netlink, NetlinkRefused, error_text
+from calico_cni.dataplane.netns import Namespace
+from calico_cni.dataplane.pair import make_netkit
+from calico_cni.dataplane.rtnl import Rtnl
 
 MULTI, DUMP_INTR = 0x2, 0x10
 ERROR, DONE, LINK = 2, 3, 16
@@ -173,3 +176,34 @@ print(load_formats().route is rtmsg, pyroute2.IPRoute.__name__)
 def test_importing_the_dataplane_loads_no_netlink_library() -> None:
     program = "import sys, calico_cni.dataplane.linux\nprint([name for name in sys.modules if 'pyroute2' in name])"
     assert run(program) == "[]"
+
+
+def attributes(data: bytes) -> dict[int, bytes]:
+    """Split a run of netlink attributes; the nested flag is dropped."""
+    found = {}
+    while data:
+        length, kind = struct.unpack_from("=HH", data)
+        found[kind & 0x3FFF] = data[4:length]
+        data = data[(length + 3) & ~3 :]
+    return found
+
+
+def test_netkit_request_is_well_formed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No kernel of the test machines has the kind, so what would be sent is taken apart here (linux/if_link.h)."""
+    kernel = PlayedKernel([packet(ERROR, struct.pack("=i", 0) + bytes(16))])
+    with Rtnl.open() as rtnl:
+        monkeypatch.setattr(rtnl, "_socket", kernel)
+        request = LinkRequest("cali1", "eth0", "/run/netns/x", [], [], mtu=1450, queues=3)
+        make_netkit(rtnl, Namespace("/run/netns/x", 42), request)
+        monkeypatch.undo()
+    (sent,) = kernel.requests
+    assert struct.unpack_from("=I", sent)[0] == len(sent)
+    outer = attributes(sent[32:])
+    assert (outer[3], outer[13], outer[4]) == (b"cali1\0", bytes(4), struct.pack("=I", 1450))
+    assert outer[31] == outer[32] == struct.pack("=I", 3)
+    information = attributes(outer[18])
+    assert information[1] == b"netkit\0"
+    data = attributes(information[2])
+    assert (data[5], data[3], data[4]) == (bytes(4), bytes(4), bytes(4))  # layer 2, pass, pass
+    peer = attributes(data[1][16:])
+    assert (peer[3], peer[28], peer[4]) == (b"eth0\0", struct.pack("=I", 42), struct.pack("=I", 1450))
