@@ -11,8 +11,9 @@ from calico_ipam.ctl.output import document, note, paragraph, say
 from calico_ipam.ctl.session import Session, common_options, pass_session
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
+    from calico_ipam.datastore.settings import Settings
     from calico_ipam.engine.setup import ClusterState, State
     from calico_ipam.engine.world import Engine
     from calico_ipam.model.addresses import Network
@@ -32,6 +33,7 @@ class Outcome:
     node: str
     node_state: State
     pools: tuple[tuple[Pool, State], ...]
+    netconf: Mapping[str, Any]
 
 
 @click.command()
@@ -73,7 +75,8 @@ def init(session: Session, /, node: str | None, ipv4_pool: str, ipv6_pool: str) 
     pools = list_pools(engine).pools
     _warn_of_overlaps([pool for pool in pools if pool.name in new], in_use)
     states: list[tuple[Pool, State]] = [(pool, "created" if pool.name in new else "exists") for pool in pools]
-    outcome = Outcome(session.store.name, cluster, name, node_state, tuple(states))
+    netconf = network_configuration(session.settings, name, pools)
+    outcome = Outcome(session.store.name, cluster, name, node_state, tuple(states), netconf)
     if session.wants_document:
         document(_as_document(outcome), session.output)
     else:
@@ -148,14 +151,21 @@ def _pool_wanted(engine: Engine, version: int, wanted: str, in_use: Sequence[Net
 # --- telling -----------------------------------------------------------------------------------------------
 
 
-def network_configuration(outcome: Outcome) -> dict[str, Any]:
-    """Return the network configuration that lets a runtime use what was made."""
-    plugin: dict[str, Any] = {"type": "calico"}
-    scheme, separator, path = outcome.datastore.partition("://")
-    if separator and scheme == "sqlite":
-        plugin |= {"datastore_type": "sqlite", "sqlite_path": path}
-    plugin |= {"nodename": outcome.node, "nodename_file_optional": True}
-    families = {pool.cidr.version for pool, _ in outcome.pools}
+def network_configuration(settings: Settings, node: str, pools: Sequence[Pool]) -> dict[str, Any]:
+    """Return the network configuration that lets a runtime use the datastore; passwords and keys stay out of it."""
+    plugin: dict[str, Any] = {"type": "calico", "datastore_type": settings.datastore_type}
+    match settings.datastore_type:
+        case "sqlite":
+            plugin["sqlite_path"] = settings.sqlite_path
+        case "etcdv3":
+            plugin["etcd_endpoints"] = ",".join(settings.etcd_endpoints)
+            for field in ("etcd_discovery_srv", "etcd_key_file", "etcd_cert_file", "etcd_ca_cert_file"):
+                if getattr(settings, field):
+                    plugin[field] = getattr(settings, field)
+        case _:
+            plugin["kubernetes"] = {"kubeconfig": settings.kubeconfig or "/etc/cni/net.d/calico-kubeconfig"}
+    plugin |= {"nodename": node, "nodename_file_optional": True}
+    families = {pool.cidr.version for pool in pools}
     ipam: dict[str, Any] = {"type": "calico-ipam"}
     if 6 in families:
         ipam |= {"assign_ipv4": str(4 in families).lower(), "assign_ipv6": "true"}
@@ -181,13 +191,13 @@ def _tell(outcome: Outcome) -> None:
     say()
     say(paragraph(f"Next: give your container runtime this network, as {CONFLIST}:"))
     say()
-    say(json.dumps(network_configuration(outcome), indent=2))
+    say(json.dumps(outcome.netconf, indent=2))
     say()
     say(
         paragraph(
             "Outbound traffic: nothing masquerades it on this host unless you choose one of two. On a host alone, add "
-            '"nat_outgoing": true to the plugin above. With Felix running, set natOutgoing on the pool. Without '
-            "either, other networks must know a route back to the pool."
+            '"nat_outgoing":\N{NO-BREAK SPACE}true to the plugin above. With Felix running, set natOutgoing on the '
+            "pool. Without either, other networks must know a route back to the pool."
         )
     )
 
@@ -198,5 +208,5 @@ def _as_document(outcome: Outcome) -> dict[str, Any]:
         "cluster": {"guid": outcome.cluster.guid, "ready": outcome.cluster.ready, "state": outcome.cluster.state},
         "node": {"name": outcome.node, "state": outcome.node_state},
         "pools": [{"name": pool.name, "cidr": pool.cidr_text, "state": state} for pool, state in outcome.pools],
-        "networkConfiguration": network_configuration(outcome),
+        "networkConfiguration": outcome.netconf,
     }

@@ -171,11 +171,12 @@ def _rich_text(cell: str | Cell) -> Text:
 
 
 def paragraph(text: str) -> str:
-    """Return text broken into lines that the terminal can hold, at most 80 columns."""
+    """Return text broken into lines that the terminal can hold, at most 80 columns; not at a no-break space."""
     import shutil
     import textwrap
 
-    return textwrap.fill(text, max(30, min(80, shutil.get_terminal_size().columns)), break_on_hyphens=False)
+    width = max(30, min(80, shutil.get_terminal_size().columns))
+    return textwrap.fill(text, width, break_on_hyphens=False, break_long_words=False).replace("\N{NO-BREAK SPACE}", " ")
 
 
 # --- numbers -----------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from calico_ipam.ctl.output import FORMATS, Format, note
 
 if TYPE_CHECKING:
     from calico_ipam.datastore.api import Datastore
+    from calico_ipam.datastore.settings import Settings
     from calico_ipam.engine.client import IPAM
     from calico_ipam.engine.world import Engine
 
@@ -31,6 +32,7 @@ class Session:
         self.log_level = "panic"
         self.environ: Mapping[str, str] = os.environ
         self.makes_store = False
+        self._settings: Settings | None = None
         self._store: Datastore | None = None
 
     @property
@@ -40,6 +42,15 @@ class Session:
             _quieten()
             self._store = self._open()
         return self._store
+
+    @property
+    def settings(self) -> Settings:
+        """How the datastore is reached."""
+        if self._settings is None:
+            from calico_ipam.datastore.config import load_settings
+
+            self._settings = load_settings(self.datastore, environ=self.environ, config_file=self.config)
+        return self._settings
 
     @property
     def engine(self) -> Engine:
@@ -69,9 +80,9 @@ class Session:
             self._store = None
 
     def _open(self) -> Datastore:
-        from calico_ipam.datastore.config import load_settings, open_datastore
+        from calico_ipam.datastore.config import open_datastore
 
-        settings = load_settings(self.datastore, environ=self.environ, config_file=self.config)
+        settings = self.settings
         if settings.fallback:
             note(f"no datastore is configured, so this is the one of this host: {settings.sqlite_path}")
         elif settings.source.startswith("the file ") and any(v in self.environ for v in _WHERE):

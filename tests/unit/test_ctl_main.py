@@ -107,7 +107,7 @@ def test_version_names_the_program_as_it_was_called() -> None:
         (("--datastore", "nonsense", "pool", "list"), "nonsense is no datastore URL"),
         (("--datastore", "sqlite://relative", "pool", "list"), "names no absolute path"),
         (("--datastore", "oracle://x", "pool", "list"), "unknown kind of datastore 'oracle'"),
-        (("--datastore", "etcd://u:p@h:1", "pool", "list"), "User and password go into ETCD_USERNAME and ETCD_PASSWORD"),
+        (("--datastore", "etcd://u:p@h:1", "pool", "list"), "User and password go into ETCD_USERNAME"),
         (("--config", "/does/not/exist", "pool", "list"), "Error reading config file: /does/not/exist"),
         (("--datastore", "sqlite:///", "pool", "list"), "names no absolute path"),
         (("--datastore", "sqlite:///dev", "pool", "list"), "is a folder"),
@@ -146,15 +146,22 @@ def test_the_default_store_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert (made.exit_code, made.stderr) == (0, told)
 
 
-def test_a_file_that_silences_the_environment_is_named(tmp_path: Path) -> None:
+def test_a_file_that_silences_the_environment_is_named(ctl: Ctl, tmp_path: Path) -> None:
     config = tmp_path / "ctl.cfg"
     config.write_text(
         "apiVersion: projectcalico.org/v3\nkind: CalicoAPIConfig\n"
-        "spec: {datastoreType: etcdv3, etcdEndpoints: 'http://127.0.0.1:1'}\n"
+        f"spec: {{datastoreType: sqlite, sqlitePath: '{ctl.path}'}}\n"
     )
-    result = CliRunner().invoke(cli, ["--config", str(config), "pool", "list"], env={"DATASTORE_TYPE": "sqlite"})
-    assert f"settings come from the file {config}; those in the environment are not used" in result.stderr
-    assert result.exit_code == 1
+    alone = CliRunner().invoke(cli, ["-c", str(config), "pool", "list"], env=dict.fromkeys(_telling()))
+    assert (alone.exit_code, alone.stderr) == (0, "")
+    both = CliRunner().invoke(cli, ["pool", "list", "--config", str(config)], env={"DATASTORE_TYPE": "kubernetes"})
+    assert both.exit_code == 0
+    assert both.stderr == f"note: settings come from the file {config}; those in the environment are not used.\n"
+
+
+def _telling() -> list[str]:
+    words = ("DATASTORE", "ETCD", "KUBE", "K8S", "SQLITE")
+    return [name for name in os.environ if any(word in name for word in words)]
 
 
 def test_options_after_the_command_win(ctl: Ctl) -> None:
