@@ -48,8 +48,9 @@ class Program(click.Group):
             click.echo(error.format_message())
         except click.exceptions.Exit as error:
             code = error.exit_code
-        except SystemExit:  # click ends the program itself in one case only: standard output was closed
-            code = exit_code(BrokenPipeError())
+        except SystemExit as error:  # click ends the program itself when standard output is closed, or to complete
+            closed = isinstance(error.__context__, OSError)
+            code = exit_code(BrokenPipeError()) if closed else int(error.code or 0)
         except (KeyboardInterrupt, Exception) as error:
             ended = error.__cause__ if isinstance(error.__cause__, KeyboardInterrupt) else error  # click wraps it
             code = exit_code(ended)

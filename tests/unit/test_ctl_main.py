@@ -89,6 +89,18 @@ def test_version_names_the_program_as_it_was_called() -> None:
     assert CliRunner().invoke(cli, ["--version"], prog_name="calicoctl").stdout.startswith("calicoctl 0.")
 
 
+def test_shells_can_complete() -> None:
+    environment = {**os.environ, "_IPAMCTL_COMPLETE": "zsh_source"}
+    script = [sys.executable, "-c", "import sys; sys.argv = ['ipamctl']; from calico_ipam.ctl.main import main; main()"]
+    done = subprocess.run(script, capture_output=True, text=True, check=False, env=environment)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "compdef" in done.stdout
+    environment |= {"_IPAMCTL_COMPLETE": "zsh_complete", "COMP_WORDS": "ipamctl pool ", "COMP_CWORD": "2"}
+    done = subprocess.run(script, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0
+    assert {"create", "list", "delete"} <= set(done.stdout.split())
+
+
 # --- what goes wrong ----------------------------------------------------------------------------------------
 
 
