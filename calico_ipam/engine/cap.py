@@ -9,7 +9,7 @@ from calico_ipam.engine.claim import LOST
 from calico_ipam.engine.results import AssignedAddress
 from calico_ipam.engine.transaction import Holding, handle_write
 from calico_ipam.engine.world import Engine
-from calico_ipam.errors import RefusedError, RetriesExhausted
+from calico_ipam.errors import MaxAllocReached, RefusedError, RetriesExhausted
 from calico_ipam.model.addresses import parse_network
 from calico_ipam.model.affinity import BlockOwner
 from calico_ipam.model.config import IPAMConfig
@@ -44,7 +44,8 @@ def held_instead(
     """Return ``number`` addresses that the handle holds already, or [] when the cap leaves room for new ones.
 
     A count that the blocks do not bear out means that a concurrent caller is between its handle write and its block
-    write, or died there: look again, and after a while correct the handle. Raises RefusedError when nothing helps.
+    write, or died there: look again, and after a while correct the handle. Raises RefusedError when nothing helps,
+    MaxAllocReached when the cap is too low for ``number`` whatever others do.
     """
     held: list[AssignedAddress] = []
     try:
@@ -56,6 +57,10 @@ def held_instead(
             held = held_addresses(engine, config, holding.value, version, owner)
             if len(held) >= number:
                 return held[:number]
+            counted = holding.value.count(version)
+            if len(held) == counted:
+                # Nobody is half-way: what is asked for is more than the cap allows, now and later.
+                raise MaxAllocReached(holding.key.id, counted, cap)
             if attempt == WAIT_TRIES:
                 _correct(engine, config, holding, version)
     except RetriesExhausted:
