@@ -40,7 +40,7 @@ class Program(click.Group):
     """A command group that reports every failure in a sentence and never shows a traceback unasked."""
 
     def main(self, *args: Any, **extra: Any) -> Any:
-        code = 0
+        code, output = 0, sys.stdout
         try:
             code = super().main(*args, **{**extra, "standalone_mode": False}) or 0
             _flush()
@@ -48,8 +48,9 @@ class Program(click.Group):
             click.echo(error.format_message())
         except click.exceptions.Exit as error:
             code = error.exit_code
-        except SystemExit as error:  # click ends the program itself when standard output is closed, or to complete
-            closed = isinstance(error.__context__, OSError)
+        except SystemExit as error:  # click ends the program itself to complete, and when a stream is closed
+            closed = sys.stdout is not output  # it wraps the streams then
+            sys.stdout = output
             code = exit_code(BrokenPipeError()) if closed else int(error.code or 0)
         except (KeyboardInterrupt, Exception) as error:
             ended = error.__cause__ if isinstance(error.__cause__, KeyboardInterrupt) else error  # click wraps it
