@@ -1,0 +1,317 @@
+"""Where our plugins differ from the recorded CNI cases on purpose (ruling 26).
+
+An entry is keyed by a limit (an item of cni.md §15 or of ipam-library §23, a ruling, a public report) and a predicate
+over the run, so that other recordings in the same format replay too. ``expect`` turns what was recorded into what ours
+gives; where that cannot be written down, a field becomes ``ANY`` and ``check`` looks at the outcome instead. With
+``resync`` the state after the run is put to what was recorded, so that the runs which follow start from the same point.
+
+One rule needs no entry: the ``details`` of our error objects may hold advice where upstream's has none.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from calico_cni import __version__, gojson
+from tests.golden.cni_host import Outcome
+from tests.golden.cni_match import ANY
+from tests.golden.cni_replay import Moment, Step
+
+OLD_LIST = '["0.1.0" "0.2.0" "0.3.0" "0.3.1" "0.4.0" "1.0.0"]'
+NEW_LIST = OLD_LIST.replace('"1.0.0"]', '"1.0.0" "1.1.0"]')
+NODENAME_MISSING = (
+    "stat {}: no such file or directory: "
+    "check that the calico/node container is running and has mounted /var/lib/calico/"
+)
+SAME_NETNS = "plugin's netns and netns from CNI_NETNS should not be the same"
+
+
+def _always_right(_outcome: Outcome) -> str:
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class CNIDeviation:
+    """``ours`` says for people what ours does instead; ``check`` returns what is wrong with an outcome, or nothing."""
+
+    limit: str
+    ours: str
+    where: Callable[[Moment], bool]
+    expect: Callable[[Moment, Step], Step]
+    check: Callable[[Outcome], str] = _always_right
+    resync: bool = False
+
+
+# --- ways to change an expectation --------------------------------------------------------------------------
+
+
+def _error(code: int, message: str, details: str = "") -> dict[str, Any]:
+    document: dict[str, Any] = {"code": code, "msg": message}
+    if details:
+        document["details"] = details
+    return {"exit_code": 1, "stdout": document, "stdout_raw": gojson.dump_indented(document)}
+
+
+def _nothing() -> dict[str, Any]:
+    return {"exit_code": 0, "stdout": "", "stdout_raw": ""}
+
+
+#: No link, no record, no address, no lock file: refused before anything was done.
+UNTOUCHED: Mapping[str, Any] = {"datastore_changed": {}, "container": {}, "host": {}, "files": {}}
+#: Everything was made; ``check`` says whether it was right.
+SUCCESS: Mapping[str, Any] = {
+    "exit_code": 0,
+    "stdout": "",
+    **dict.fromkeys(("stdout_raw", "datastore_changed", "container", "host", "files"), ANY),
+}
+
+
+def _refused_early(moment: Moment, step: Step) -> Step:
+    return {**step, **UNTOUCHED}
+
+
+def _networked(outcome: Outcome) -> str:
+    """Tell what an ADD that must have worked lacks."""
+    try:
+        result = json.loads(outcome.stdout)
+    except ValueError:
+        return f"no result on stdout: {outcome.stdout!r}"
+    if not result.get("ips") and not result.get("ip4"):
+        return "the result has no address"
+    records = [key for key, value in outcome.datastore_changed.items() if "/workloadendpoints/" in key and value]
+    if len(records) != 1 or not outcome.container or not outcome.host:
+        return "there is no endpoint record, or no link"
+    return ""
+
+
+def _later_code(moment: Moment, step: Step) -> Step:
+    return {**step, **_error(11, moment.message, str(moment.answer.get("details", "")))}
+
+
+def _any_text(code: int, *parts: str) -> tuple[Callable[[Moment, Step], Step], Callable[[Outcome], str]]:
+    """Return an expectation of an error whose text holds ``parts``; everything else is as it was recorded."""
+
+    def expect(_moment: Moment, step: Step) -> Step:
+        return {**step, "exit_code": 1, "stdout": "", "stdout_raw": ANY}
+
+    def check(outcome: Outcome) -> str:
+        try:
+            found = json.loads(outcome.stdout)
+        except ValueError:
+            return f"no error object on stdout: {outcome.stdout!r}"
+        text = f"{found.get('msg')} {found.get('details', '')}"
+        missing = [part for part in parts if part not in text]
+        return f"code {found.get('code')}, {text!r} lacks {missing}" if missing or found.get("code") != code else ""
+
+    return expect, check
+
+
+# --- 15.1: specification 1.1.0, and verbs that upstream does not have --------------------------------------
+
+
+def _version_listed(moment: Moment) -> bool:
+    return '"1.0.0"]}' in str(moment.step["stdout_raw"])
+
+
+def _longer_list(moment: Moment, step: Step) -> Step:
+    return {**step, "stdout_raw": str(step["stdout_raw"]).replace('"1.0.0"]}', '"1.0.0","1.1.0"]}')}
+
+
+def _unknown_version(moment: Moment) -> bool:
+    return OLD_LIST in str(moment.answer.get("details", "")) and moment.netconf.get("cniVersion") != "1.1.0"
+
+
+def _longer_error(moment: Moment, step: Step) -> Step:
+    details = str(moment.answer["details"]).replace(OLD_LIST, NEW_LIST)
+    return {**step, **_error(1, moment.message, details)}
+
+
+def _at_newest(moment: Moment) -> bool:
+    refused = moment.message.startswith(("incompatible CNI versions", "plugin version does not allow"))
+    return refused and moment.netconf.get("cniVersion") == "1.1.0"
+
+
+def _answer_at_newest(moment: Moment, step: Step) -> Step:
+    """None of the recorded configurations of 1.1.0 gets further than to what it lacks."""
+    if moment.verb == "CHECK":
+        return {**step, **_error(999, "the network configuration has no prevResult")}
+    if moment.verb == "GC":
+        return {**step, **_nothing()}
+    missing = NODENAME_MISSING.format("/var/lib/calico/nodename")
+    return {**step, **_error(50 if moment.verb == "STATUS" else 999, missing)}
+
+
+def _check_stub(moment: Moment) -> bool:
+    return moment.verb == "CHECK" and moment.step["stdout_raw"] == "OK\n"
+
+
+def _real_check(moment: Moment, step: Step) -> Step:
+    previous = moment.netconf.get("prevResult")
+    if previous is None:
+        return {**step, **_error(999, "the network configuration has no prevResult")}
+    if not previous.get("interfaces"):
+        return {**step, **_error(999, "prevResult has no interface eth0 in sandbox {NETNS}")}
+    return {**step, **_nothing()}
+
+
+# --- 15.2: the sandbox is the plugin's own namespace -------------------------------------------------------
+
+
+def _same_netns(moment: Moment) -> bool:
+    return moment.verb in ("ADD", "DEL") and moment.step["env"].get("CNI_NETNS") == "{HOST_NETNS}"
+
+
+def _checked_first(moment: Moment, step: Step) -> Step:
+    found: dict[str, Any] = {**step, **_error(8, SAME_NETNS), **UNTOUCHED}
+    if any(other["op"] == "ip" for other in moment.case["steps"]):
+        found["host"] = ANY  # links that the case made there: they must still stand
+    return found
+
+
+def _links_stand(outcome: Outcome) -> str:
+    return "" if "samens1" in outcome.host or not outcome.host else "DEL removed a link of the host"
+
+
+# --- 15.5, 15.17: what is refused, is refused before anything is made --------------------------------------
+
+
+def _bad_name(moment: Moment) -> bool:
+    return moment.verb == "ADD" and "Metadata.Name = " in moment.message
+
+
+def _no_dataplane(moment: Moment) -> bool:
+    return moment.message.startswith(("invalid dataplane type", "GRPC dataplane socket not configured"))
+
+
+def _grpc(moment: Moment) -> bool:
+    return moment.message.startswith("rpc error: ") and "dataplane_options" in moment.netconf
+
+
+def _no_grpc(moment: Moment, step: Step) -> Step:
+    return {**step, **UNTOUCHED, **_error(999, "the grpc dataplane is not part of this release")}
+
+
+# --- others -------------------------------------------------------------------------------------------------
+
+
+def _ready_is_null(moment: Moment) -> bool:
+    return "nil pointer dereference" in moment.message and any(
+        "/clusterinformations/" in key and value["spec"].get("datastoreReady") is None
+        for key, value in moment.case["setup"].get("etcd", {}).items()
+    )
+
+
+def _as_when_ready(moment: Moment, step: Step) -> Step:
+    return {**step, **SUCCESS} if moment.verb == "ADD" else {**step, **_nothing(), "files": {"{LOCK_FILE}": ""}}
+
+
+def _ready_outcome(outcome: Outcome) -> str:
+    return _networked(outcome) if outcome.stdout else ""
+
+
+def _newline_in_name(moment: Moment) -> bool:
+    return "Node(worker-1\n)" in moment.message
+
+
+def _stale_handle(moment: Moment) -> bool:
+    """A handle that holds nothing, found by a DEL of its container."""
+    if moment.verb != "DEL" or moment.step["datastore_changed"]:
+        return False
+    return _handle_key(moment) in moment.case["setup"].get("etcd", {})
+
+
+def _handle_key(moment: Moment) -> str:
+    return f"/calico/ipam/v2/handle/{moment.netconf.get('name')}.{moment.step['env'].get('CNI_CONTAINERID')}"
+
+
+def _removed_handle(moment: Moment, step: Step) -> Step:
+    return {**step, "datastore_changed": {_handle_key(moment): None}}
+
+
+def _unreachable(moment: Moment) -> bool:
+    endpoint = str(moment.netconf.get("etcd_endpoints", ""))
+    waits = moment.step["exit_code"] == "timeout" or "context deadline exceeded" in str(moment.answer.get("details"))
+    return waits and endpoint.startswith("http://127.0.0.1:1")
+
+
+_EXPECT_UNREACHABLE, _ = _any_text(11)
+
+
+def _told_unreachable(outcome: Outcome) -> str:
+    wanted = 100 if "data store connection failed" in outcome.stdout else 11
+    return _any_text(wanted, "127.0.0.1:1")[1](outcome)
+
+
+def _files_free(expect: Callable[[Moment, Step], Step]) -> Callable[[Moment, Step], Step]:
+    return lambda moment, step: {**expect(moment, step), "files": ANY}
+
+
+_EXPECT_CERTIFICATE, _CHECK_CERTIFICATE = _any_text(999, "error creating calico client: ", "No such file or directory")
+_EXPECT_KUBERNETES, _CHECK_KUBERNETES = _any_text(999, "kube")
+
+
+DEVIATIONS: tuple[CNIDeviation, ...] = (
+    CNIDeviation(
+        "version",
+        "the program knows its version; the recorded ones were built without",
+        lambda moment: moment.step.get("argv") == ["-v"] and moment.step["stdout_raw"] == "\n",
+        lambda _moment, step: {**step, "stdout_raw": f"{__version__}\n"},
+    ),
+    CNIDeviation("15.1", "VERSION lists 1.1.0 too", _version_listed, _longer_list),
+    CNIDeviation("15.1", "the list in the refusal of a version ends in 1.1.0", _unknown_version, _longer_error),
+    CNIDeviation("15.1", "configurations of 1.1.0 are served, GC and STATUS among them", _at_newest, _answer_at_newest),
+    CNIDeviation("15.1", "CHECK compares the sandbox with prevResult and prints nothing", _check_stub, _real_check),
+    CNIDeviation(
+        "15.2", "the host's own namespace is refused before anything is done", _same_netns, _checked_first, _links_stand
+    ),
+    CNIDeviation("15.5", "an unknown dataplane is refused before an address is taken", _no_dataplane, _refused_early),
+    CNIDeviation("8.2", "the grpc dataplane, optional for us, is refused before an address is taken", _grpc, _no_grpc),
+    CNIDeviation(
+        "15.17",
+        "names that the datastore refuses are refused before address and link are made",
+        _bad_name,
+        _refused_early,
+    ),
+    CNIDeviation(
+        "ruling-12", "datastoreReady null means ready", _ready_is_null, _as_when_ready, _ready_outcome, resync=True
+    ),
+    CNIDeviation(
+        "15.14",
+        "blanks around the node name in the file are cut off",
+        _newline_in_name,
+        lambda _moment, step: {**step, **SUCCESS},
+        _networked,
+        resync=True,
+    ),
+    CNIDeviation("L10", "a handle that holds nothing any more is removed", _stale_handle, _removed_handle),
+    CNIDeviation(
+        "15.10",
+        "a datastore that does not answer is told with code 11 within the deadline",
+        _unreachable,
+        _files_free(_EXPECT_UNREACHABLE),
+        _told_unreachable,
+    ),
+    CNIDeviation(
+        "P17",
+        "a missing MTU file that is required is code 11: try again later",
+        lambda moment: moment.message.startswith("failed to read MTU file: open {MTU_FILE}: no such file"),
+        _later_code,
+    ),
+    CNIDeviation(
+        "etcd-files",
+        "a certificate that cannot be read is named with its setting",
+        lambda moment: "could not initialize etcdv3 client: open " in moment.message,
+        _EXPECT_CERTIFICATE,
+        _CHECK_CERTIFICATE,
+    ),
+    CNIDeviation(
+        "kubernetes",
+        "the error names the kubeconfig, or the backend that there is not",
+        lambda moment: moment.message.startswith("error creating calico client: stat {TMP}"),
+        _EXPECT_KUBERNETES,
+        _CHECK_KUBERNETES,
+    ),
+)
