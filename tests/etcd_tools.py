@@ -101,12 +101,14 @@ class Etcd:
     def _ready(self) -> bool:
         assert self._process is not None
         assert self._process.poll() is None, (self.folder / "log").read_text()
-        grpc, rpc = load().grpc, load().rpc
+        library = load()
         channel = self.channel()
         try:
-            rpc.MaintenanceStub(channel).Status(rpc.StatusRequest(), timeout=1)
+            library.unary(channel, "Maintenance/Status", "StatusResponse")(
+                library.message("StatusRequest")(), timeout=1
+            )
             return True
-        except grpc.RpcError:
+        except library.grpc.RpcError:
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1):
                 # A server that wants a client certificate, or shows a bad one, is ready when it listens.
                 return self.scheme == "https"
@@ -161,28 +163,30 @@ class Etcd:
     def put(self, key: str, text: str | bytes) -> int:
         """Store any text; returns its revision."""
         value = text if isinstance(text, bytes) else text.encode()
-        return int(self._ask("Put", load().rpc.PutRequest(key=key.encode(), value=value)).header.revision)
+        return int(self._ask("Put", key=key.encode(), value=value).header.revision)
 
     def delete(self, key: str) -> None:
-        self._ask("DeleteRange", load().rpc.DeleteRangeRequest(key=key.encode()))
+        self._ask("DeleteRange", key=key.encode())
 
     def texts(self) -> dict[str, str]:
-        answer = self._ask("Range", load().rpc.RangeRequest(key=b"\0", range_end=b"\0"))
+        answer = self._ask("Range", key=b"\0", range_end=b"\0")
         return {pair.key.decode(): pair.value.decode() for pair in answer.kvs}
 
     def clear(self) -> None:
-        self._ask("DeleteRange", load().rpc.DeleteRangeRequest(key=b"\0", range_end=b"\0"))
+        self._ask("DeleteRange", key=b"\0", range_end=b"\0")
 
     def compact(self) -> int:
         """Forget all history; returns the revision that is still there."""
-        revision = int(self._ask("Range", load().rpc.RangeRequest(key=b"a")).header.revision)
-        self._ask("Compact", load().rpc.CompactionRequest(revision=revision, physical=True))
+        revision = int(self._ask("Range", key=b"a").header.revision)
+        self._ask("Compact", "Compaction", revision=revision, physical=True)
         return revision
 
-    def _ask(self, method: str, request: Any) -> Any:
-        channel = self.channel()
+    def _ask(self, method: str, message: str = "", **fields: Any) -> Any:
+        library, channel = load(), self.channel()
+        message = message or method
         try:
-            return getattr(load().rpc.KVStub(channel), method)(request, timeout=10)
+            call = library.unary(channel, f"KV/{method}", f"{message}Response")
+            return call(library.message(f"{message}Request")(**fields), timeout=10)
         finally:
             channel.close()
 

@@ -99,7 +99,7 @@ class Calls:
 
     def _prove(self, link: Link, seconds: float, metadata: Any) -> None:
         try:
-            link.maintenance.Status(self._library.rpc.StatusRequest(), timeout=seconds, metadata=metadata)
+            link.status(self._library.message("StatusRequest")(), timeout=seconds, metadata=metadata)
         except self._library.grpc.RpcError as error:
             if failure_of(error).meaning in (Meaning.UNSENT, Meaning.UNSURE):
                 raise
@@ -110,9 +110,9 @@ class Calls:
         with link.login:
             if link.token is not None:
                 return
-            request = self._library.rpc.AuthenticateRequest(name=self.user, password=self._password)
+            request = self._library.message("AuthenticateRequest")(name=self.user, password=self._password)
             try:
-                link.token = link.auth.Authenticate(request, timeout=seconds).token
+                link.token = link.authenticate(request, timeout=seconds).token
             except self._library.grpc.RpcError as error:
                 if not authentication_is_off(error):
                     raise

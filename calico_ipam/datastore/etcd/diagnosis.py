@@ -14,7 +14,6 @@ from calico_ipam.datastore.etcd.failures import Failure
 from calico_ipam.datastore.etcd.identity import Identity, context_of, validity
 from calico_ipam.errors import IPAMError, StoreError, Unauthorized
 
-_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00"
 _EXPIRED, _NOT_YET, _NOT_THIS_HOST, _NOT_THIS_ADDRESS = 10, 9, 62, 64  # OpenSSL's X509_V_ERR_…
 
 
@@ -47,14 +46,16 @@ def _handshake(endpoint: Endpoint, identity: Identity, seconds: float) -> IPAMEr
 def _greet(endpoint: Endpoint, identity: Identity, connection: socket.socket) -> IPAMError | None:
     try:
         with context_of(identity).wrap_socket(connection, server_hostname=endpoint.host) as secured:
-            # A server of TLS 1.3 looks at our certificate only after the handshake is over for us.
-            secured.sendall(_PREFACE)
+            # A server of TLS 1.3 looks at our certificate only after the handshake is over for us. It speaks first
+            # only to complain; to say something here could overwrite its complaint with a broken pipe.
             secured.recv(1)
             return None
     except ssl.SSLCertVerificationError as error:
         return _of_the_server(endpoint, identity, error)
     except ssl.SSLError as error:
         reason = error.reason or ""
+        if isinstance(error, ssl.SSLEOFError):
+            return _no_tls(endpoint)
         if "ALERT" in reason and ("CERT" in reason or "UNKNOWN_CA" in reason or "HANDSHAKE" in reason):
             return _of_ours(endpoint, identity, reason)
         if reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST"):
@@ -68,6 +69,8 @@ def _greet(endpoint: Endpoint, identity: Identity, connection: socket.socket) ->
         return None
     except ConnectionError:
         return _no_tls(endpoint)
+    except TimeoutError:
+        return None  # it has nothing against us
 
 
 def _no_tls(endpoint: Endpoint) -> IPAMError:

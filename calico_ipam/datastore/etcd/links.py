@@ -27,12 +27,13 @@ class Link:
     another one opened.
     """
 
-    def __init__(self, endpoint: Endpoint, channel: Any, rpc: Any) -> None:
+    def __init__(self, endpoint: Endpoint, channel: Any, library: Library) -> None:
         self.endpoint = endpoint
         self.channel = channel
-        self.kv = rpc.KVStub(channel)
-        self.auth = rpc.AuthStub(channel)
-        self.maintenance = rpc.MaintenanceStub(channel)
+        self.range = library.unary(channel, "KV/Range", "RangeResponse")
+        self.txn = library.unary(channel, "KV/Txn", "TxnResponse")
+        self.authenticate = library.unary(channel, "Auth/Authenticate", "AuthenticateResponse")
+        self.status = library.unary(channel, "Maintenance/Status", "StatusResponse")
         self.login = threading.Lock()
         self.token: str | None = None
         self.answered = float("-inf")
@@ -81,7 +82,7 @@ class Links:
             endpoint = self.cluster.endpoints[state.preferred]
             link = state.links.get(endpoint)
             if link is None:
-                link = state.links[endpoint] = Link(endpoint, self._channel(endpoint), self._library.rpc)
+                link = state.links[endpoint] = Link(endpoint, self._channel(endpoint), self._library)
             link.users += 1
         try:
             yield link

@@ -43,11 +43,13 @@ class EtcdStore(DocumentStore):
         super().__init__(now=now)
         cluster = cluster_of(settings, resolve)
         identity = identity_of(settings)
-        self._library = library.load()
+        loaded = library.load()
+        self._library = loaded
+        self._message = loaded.message
         self.patience = patience or Patience()
-        self._links = Links(cluster, identity, self._library, self.patience)
+        self._links = Links(cluster, identity, loaded, self.patience)
         self._calls = Calls(
-            self._library, self._links, identity, self.patience, settings.etcd_username, settings.etcd_password
+            loaded, self._links, identity, self.patience, settings.etcd_username, settings.etcd_password
         )
 
     @property
@@ -78,11 +80,11 @@ class EtcdStore(DocumentStore):
                 subject=self.name,
                 hint=f"etcd takes {MOST_OPERATIONS} in a transaction: make several commits.",
             )
-        request = self._library.rpc.TxnRequest()
+        request = self._message("TxnRequest")()
         for write in writes:
             self._add(request, write)
         answer = self._calls.tell(
-            lambda link, seconds, metadata: link.kv.Txn(request, timeout=seconds, metadata=metadata), self.deadline
+            lambda link, seconds, metadata: link.txn(request, timeout=seconds, metadata=metadata), self.deadline
         )
         if not answer.succeeded:
             raise _loss(writes, [_rows(each.response_range) for each in answer.responses])
@@ -127,20 +129,17 @@ class EtcdStore(DocumentStore):
 
     def _ranges(self, wanted: Sequence[tuple[bytes, bytes]], revision: int) -> tuple[list[Any], int]:
         """Do one request: the first page of each range."""
-        rpc = self._library.rpc
-        requests = [
-            rpc.RangeRequest(key=start, range_end=end, limit=PAGE if end else 0, revision=revision)
-            for start, end in wanted
-        ]
+        new = self._message("RangeRequest")
+        requests = [new(key=start, range_end=end, limit=PAGE if end else 0, revision=revision) for start, end in wanted]
         if len(requests) == 1:
             answer = self._calls.ask(
-                lambda link, seconds, metadata: link.kv.Range(requests[0], timeout=seconds, metadata=metadata),
+                lambda link, seconds, metadata: link.range(requests[0], timeout=seconds, metadata=metadata),
                 self.deadline,
             )
             return [answer], answer.header.revision
-        transaction = rpc.TxnRequest(success=[rpc.RequestOp(request_range=each) for each in requests])
+        transaction = self._message("TxnRequest")(success=[{"request_range": each} for each in requests])
         answer = self._calls.ask(
-            lambda link, seconds, metadata: link.kv.Txn(transaction, timeout=seconds, metadata=metadata), self.deadline
+            lambda link, seconds, metadata: link.txn(transaction, timeout=seconds, metadata=metadata), self.deadline
         )
         return [each.response_range for each in answer.responses], answer.header.revision
 
@@ -148,13 +147,13 @@ class EtcdStore(DocumentStore):
 
     def _add(self, transaction: Any, write: RawWrite) -> None:
         """Add a write: If it may be done, Then it is, Else what is stored comes back."""
-        rpc = self._library.rpc
+        compare = self._message("Compare")
         key = write.path.encode()
         if write.kind == "create":
-            transaction.compare.add(key=key, result=rpc.Compare.EQUAL, target=rpc.Compare.VERSION, version=0)
+            transaction.compare.add(key=key, result=compare.EQUAL, target=compare.VERSION, version=0)
         else:
             transaction.compare.add(
-                key=key, result=rpc.Compare.EQUAL, target=rpc.Compare.MOD, mod_revision=_number(write.expected)
+                key=key, result=compare.EQUAL, target=compare.MOD, mod_revision=_number(write.expected)
             )
         operation = transaction.success.add()
         if write.kind == "delete":

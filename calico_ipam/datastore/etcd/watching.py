@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 FIRST_PAUSE = 0.05  # seconds before a broken watch is opened again; doubled while it fails
 LONGEST_PAUSE = 2.0
 MOST_LOGINS = 3
+DELETE = 1  # mvccpb.Event.DELETE
 
 
 class Changes(Iterator[RawChange | Revision]):
@@ -118,7 +119,7 @@ class Changes(Iterator[RawChange | Revision]):
 
     def _open(self) -> None:
         self._calls.settle(self._store.deadline)
-        request = self._library.rpc.WatchRequest()
+        request = self._library.message("WatchRequest")()
         create = request.create_request
         # One range over all of ours: etcd keeps the order of events only inside one. Nothing else lies in between.
         create.key = min(each.start for each in self._ranges).encode()
@@ -222,7 +223,7 @@ class Changes(Iterator[RawChange | Revision]):
         row = row_of(event.kv)
         if not any(each.holds(row.path) for each in self._ranges):
             return
-        if event.type == event.DELETE:
+        if event.type == DELETE:
             last = self._known.pop(row.path, row)
             self._queue.append(RawChange("deleted", last, str(revision)))
             return
@@ -266,12 +267,8 @@ class Stream:
         self.asked = False
         self._token = self.link.token
         self._requests.put(request.SerializeToString())
-        # Bytes instead of messages go out, because etcd3's messages lack the question for progress.
-        start = self.link.channel.stream_stream(
-            "/etcdserverpb.Watch/Watch",
-            request_serializer=bytes,
-            response_deserializer=library.rpc.WatchResponse.FromString,
-        )
+        # Bytes go out instead of messages, because etcd3 does not know the question for progress.
+        start = library.watch(self.link.channel)
         self._call = start(iter(self._requests.get, None), metadata=self.link.metadata())
         thread = threading.Thread(
             target=_collect, args=(self._call, self._answers, library), name="etcd-watch", daemon=True
