@@ -34,8 +34,8 @@ _RANGE = "SELECT key, document, revision FROM objects WHERE key >= ? AND key < ?
 _NEWEST = "SELECT max(revision) FROM changes"
 _LOG = "INSERT INTO changes (revision, key, kind, document, previous) VALUES (?, ?, ?, ?, ?)"
 _CREATE = "INSERT INTO objects (key, document, revision) VALUES (?, ?, ?) ON CONFLICT (key) DO NOTHING"
-_UPDATE = "UPDATE objects SET document = ?, revision = ? WHERE key = ? AND revision = ?"
-_DELETE = "DELETE FROM objects WHERE key = ? AND revision = ?"
+_UPDATE = "UPDATE objects SET document = ?, revision = ? WHERE key = ?"
+_DELETE = "DELETE FROM objects WHERE key = ?"
 _TRIM = "DELETE FROM changes WHERE revision <= ?"
 
 
@@ -168,19 +168,19 @@ def _commit(connection: sqlite3.Connection, writes: Sequence[RawWrite], path: Pa
 
 
 def _apply(connection: sqlite3.Connection, write: RawWrite, revision: int, before: Row | None) -> bool:
-    """Do one write and log it; False when its condition does not hold."""
+    """Do one write and log it; False when its condition does not hold. Nothing intervenes: the write lock is ours."""
+    text = write.text
     if write.kind == "create":
-        done = connection.execute(_CREATE, (write.path, write.text, revision))
-        kind, text = "added", write.text
+        if connection.execute(_CREATE, (write.path, text, revision)).rowcount != 1:
+            return False
+        kind = "added"
     elif before is None or before.revision != write.expected:
         return False
     elif write.kind == "update":
-        done = connection.execute(_UPDATE, (write.text, revision, write.path, int(write.expected)))
-        kind, text = "modified", write.text
+        connection.execute(_UPDATE, (text, revision, write.path))
+        kind = "modified"
     else:
-        done = connection.execute(_DELETE, (write.path, int(write.expected)))
+        connection.execute(_DELETE, (write.path,))
         kind, text = "deleted", before.text
-    if done.rowcount != 1:
-        return False
     connection.execute(_LOG, (revision, write.path, kind, text, int(before.revision) if before else 0))
     return True

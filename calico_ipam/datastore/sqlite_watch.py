@@ -82,7 +82,7 @@ class Changes(Iterator[RawChange | Revision]):
         oldest, newest = connection.execute(_BOUNDS).fetchone()
         newest = newest or 0
         gap = (oldest is not None and self._position + 1 < oldest) or newest < self._position
-        # At first the whole log is read: what was there at the beginning is told by undoing all of it.
+        # At first the whole log is read, so that the rows of this moment are those that its end leads to.
         limit = BATCH if self._known is not None else -1
         logged = [] if gap else connection.execute(_LOGGED, (self._position, limit)).fetchall()
         current = self._rows(connection) if gap or self._known is None else {}
@@ -91,7 +91,7 @@ class Changes(Iterator[RawChange | Revision]):
             self._list_again(current, newest)
             return
         if self._known is None:
-            self._known = _undone(current, [self._change(*item) for item in logged])
+            self._known = current
         for item in logged:
             change = self._change(*item)
             if change is not None:
@@ -136,16 +136,3 @@ class Changes(Iterator[RawChange | Revision]):
         if self._position - self._told >= BOOKMARK_EVERY:
             self._queue.append(str(self._position))
             self._told = self._position
-
-
-def _undone(rows: dict[str, Row], changes: Sequence[RawChange | None]) -> dict[str, Row]:
-    """Return the rows as they were before some changes, as far as the changes tell."""
-    before = dict(rows)
-    for change in reversed(changes):
-        if change is None:
-            continue
-        if change.kind == "added":
-            before.pop(change.row.path, None)
-        else:
-            before[change.row.path] = change.row
-    return before

@@ -79,6 +79,7 @@ def compact(document: Any) -> str:
 @pytest.mark.parametrize(
     ("value", "text"),
     [
+        ("a<b", '"a\\u003cb"'),
         ("<a>&b", '"\\u003ca\\u003e\\u0026b"'),
         ("\u2028\u2029é\U0001f600", '"\\u2028\\u2029é\U0001f600"'),
         ('"\\\n\r\t\b\f\0\x1f\x7f', '"\\"\\\\\\n\\r\\t\\b\\f\\u0000\\u001f\x7f"'),
@@ -193,6 +194,7 @@ def test_a_scope_takes_only_its_own() -> None:
     assert within_scope(Affinities(version=4), ROW)
     assert not within_scope(Affinities(version=6), ROW)
     assert not within_scope(Affinities(VIRTUAL), ROW)
+    assert not within_scope(Affinities(None, "m"), ROW)
     assert not within_scope(Blocks(), ROW)
     assert within_scope(Resources("WorkloadEndpoint", None, "w"), ResourceKey("WorkloadEndpoint", "w1", "ns"))
     assert not within_scope(Resources("WorkloadEndpoint", None, "x"), ResourceKey("WorkloadEndpoint", "w1", "ns"))

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -478,6 +479,21 @@ def test_a_forked_child_opens_the_file_anew(store: SQLiteStore) -> None:
     assert in_child(use) == 0
     assert store.get(KEY).value == handle(2)
     assert store.commit(Update(store.get(KEY), handle(3)))
+
+
+def test_a_forked_child_inherits_no_open_file(store: SQLiteStore) -> None:
+    # SQLite's locks stay with the parent, its memory of them would come along: the child would trust locks it lacks.
+    store.commit(Create(KEY, handle()))
+    others = ThreadPoolExecutor(1)
+    others.submit(store.get, KEY).result(30)
+
+    def inherited() -> list[str]:
+        links = [os.path.realpath(number) for number in Path("/proc/self/fd").iterdir()]
+        return [link for link in links if link.startswith(str(store.path))]
+
+    assert inherited()
+    assert in_child(lambda: inherited() == []) == 0
+    others.shutdown()
 
 
 def test_forks_while_other_threads_write(store: SQLiteStore) -> None:
