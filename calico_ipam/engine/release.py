@@ -13,7 +13,7 @@ from calico_ipam.engine.results import ReleaseResult
 from calico_ipam.engine.transaction import Holding, count_down, handle_write
 from calico_ipam.engine.world import Engine, World
 from calico_ipam.errors import InvalidInput, IPAMError, NotFound, OutcomeUnknown, RetriesExhausted, StoreDamaged
-from calico_ipam.model.addresses import Address, Network, contains, network_of, parse_network
+from calico_ipam.model.addresses import WIDTH, Address, Network, contains, network_of, parse_network
 from calico_ipam.model.block import Block, ReleaseOption
 from calico_ipam.model.handle import Handle, sanitise_handle
 from calico_ipam.model.keys import BlockKey, Blocks, HandleKey
@@ -31,16 +31,28 @@ def release_ips(engine: Engine, options: Iterable[ReleaseOption]) -> ReleaseResu
     if not wanted:
         return ReleaseResult()
     world = engine.look()
-    by_block, outside = _group(engine, world, wanted)
+    finder = _BlockFinder(engine)
+    by_block, outside = _group(world, wanted, finder)
     unallocated: list[Address] = list(outside)
     released: list[ReleaseOption] = []
     failure: IPAMError | None = None
-    for cidr, group in by_block.items():
-        try:
-            unallocated += _release_from_block(engine, world, cidr, group)
+    while by_block:
+        missing: list[ReleaseOption] = []
+        for cidr, group in by_block.items():
+            try:
+                free = _release_from_block(engine, world, cidr, group)
+            except IPAMError as error:
+                failure = failure or error
+                continue
+            if free is None and not finder.asked:
+                missing += group
+                continue
+            unallocated += free if free is not None else dict.fromkeys(o.address for o in group)
             released += group
-        except IPAMError as error:
-            failure = failure or error
+        by_block = finder.sort(missing)
+        found = {option.address for group in by_block.values() for option in group}
+        unallocated += dict.fromkeys(o.address for o in missing if o.address not in found)
+        released += [o for o in missing if o.address not in found]
     result = ReleaseResult(tuple(unallocated), tuple(released))
     if failure is not None:
         failure.partial = result  # type: ignore[attr-defined]  # documented in client.py
@@ -53,35 +65,60 @@ def release_from_block(engine: Engine, cidr: Network, options: Sequence[ReleaseO
     that were free already (cli §5.1). Raises as :func:`release_ips`.
     """
     wanted = [ReleaseOption(o.address, sanitise_handle(o.handle) or None, o.sequence_number) for o in options]
-    return _release_from_block(engine, engine.look(), cidr, wanted)
+    free = _release_from_block(engine, engine.look(), cidr, wanted)
+    return tuple(o.address for o in wanted) if free is None else free
+
+
+class _BlockFinder:
+    """Finds the blocks that really hold addresses, whatever their pools say; lists the blocks once, when first asked.
+
+    Needed for addresses in no pool (§13.1 step 2), and where a pool's block size was changed over older blocks.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._blocks: list[Network] = []
+        self.asked = False
+
+    def sort(self, options: Sequence[ReleaseOption]) -> dict[Network, list[ReleaseOption]]:
+        """Return options by the block that holds them; those that no block holds are left out."""
+        by_block: dict[Network, list[ReleaseOption]] = {}
+        if options and not self.asked:
+            self.asked = True
+            self._blocks = [entry.value.cidr for entry in self._engine.store.list(Blocks())]
+        for option in options:
+            host = network_of(option.address, WIDTH[option.address.version])
+            cidr = next((block for block in self._blocks if contains(block, host)), None)
+            if cidr is not None:
+                by_block.setdefault(cidr, []).append(option)
+        return by_block
 
 
 def _group(
-    engine: Engine, world: World, options: Sequence[ReleaseOption]
+    world: World, options: Sequence[ReleaseOption], finder: _BlockFinder
 ) -> tuple[dict[Network, list[ReleaseOption]], list[Address]]:
-    """Sort options by the block that holds them; a pool decides, without one the list of blocks (§13.1 step 2)."""
+    """Sort options by the block that should hold them: a pool decides, without one the list of blocks."""
     by_block: dict[Network, list[ReleaseOption]] = {}
-    outside: list[Address] = []
-    blocks: list[Network] | None = None
+    poolless: list[ReleaseOption] = []
     for option in options:
         pool = pool_for(world.pools, option.address)
-        cidr = pool.block_of(option.address) if pool is not None else None
-        if cidr is None:
-            if blocks is None:
-                blocks = [entry.value.cidr for entry in engine.store.list(Blocks())]
-            host = network_of(option.address, 32 if option.address.version == 4 else 128)
-            cidr = next((block for block in blocks if contains(block, host)), None)
-        if cidr is None:
-            outside.append(option.address)
+        if pool is None:
+            poolless.append(option)
         else:
-            by_block.setdefault(cidr, []).append(option)
-    return by_block, outside
+            by_block.setdefault(pool.block_of(option.address), []).append(option)
+    for cidr, group in finder.sort(poolless).items():
+        by_block.setdefault(cidr, []).extend(group)
+    held = {option.address for group in by_block.values() for option in group}
+    return by_block, [option.address for option in poolless if option.address not in held]
 
 
 def _release_from_block(
     engine: Engine, world: World, cidr: Network, options: Sequence[ReleaseOption]
-) -> tuple[Address, ...]:
-    """Release addresses of one block; return those that were free already. Stale guards are raised, not retried."""
+) -> tuple[Address, ...] | None:
+    """Release addresses of one block; return those that were free already, None when there is no such block.
+
+    Stale guards are raised, not retried.
+    """
     key = BlockKey(cidr)
     free: tuple[Address, ...] = ()
     doubtful: Block | None = None  # what a write whose answer was lost had found
@@ -92,8 +129,10 @@ def _release_from_block(
         if doubtful is not None:
             # What changed since is done, by us or by others: it must not be released again from a new holder.
             options = [o for o in options if stored is not None and _same(doubtful, stored.value, o.address)]
-        if stored is None or not options:
-            return free if doubtful is not None else tuple(dict.fromkeys(o.address for o in options))
+        if doubtful is not None and not options:
+            return free
+        if stored is None:
+            return None
         fresh = engine.fresh(stored.value, world.config)
         block, outcome = fresh.release(options, cooldown=world.config.cooldown_seconds, now=engine.clock.now())
         free = free if doubtful is not None else outcome.already_free

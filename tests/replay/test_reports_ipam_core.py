@@ -307,3 +307,14 @@ def test_p10_values_that_were_read_are_not_changed_in_place(world: Cluster) -> N
     assert entry.value.allocations == (None,) * 64
     assert kept.attributes == (Attribute("x"),)
     assert world.store.inner.get(AffinityKey(BlockOwner(HOST, "n1"), parse_network("10.0.0.0/26"))).value.state
+
+
+def test_p01_an_address_in_a_block_of_the_old_size_is_released(world: Cluster) -> None:
+    world.pool("p", "172.27.90.0/24", 29)
+    held(world, "172.27.90.8/29", "n1", 1, "h-a")
+    world.no_pool("p")
+    world.pool("p", "172.27.90.0/24", 26)
+    free, gone = parse_address("172.27.90.200"), parse_address("172.27.90.9")
+    result = world.ipam.release_ips([ReleaseOption(gone, "h-a"), ReleaseOption(free)])
+    assert result.unallocated == (free,)
+    assert world.handle("h-a") is None
