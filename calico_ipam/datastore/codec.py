@@ -6,7 +6,6 @@ read-modify-write loses nothing. What cannot be understood becomes a :class:`Dam
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -289,6 +288,8 @@ def _stored_resource(key: ResourceKey, resource: Resource) -> dict[str, Any]:
 
 def created(resource: Resource, now: int) -> Resource:
     """Return a resource with the ``uid`` (random) and ``creationTimestamp`` (``now``, nanoseconds) it still lacks."""
+    import uuid  # 2 ms that only a creation of a resource costs
+
     return _completed(resource, {"uid": str(uuid.uuid4()), "creationTimestamp": format_time(now)})
 
 
