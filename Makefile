@@ -23,7 +23,7 @@ JOBS ?= $(shell nproc)
 # More arguments for pytest: make test SUITE=unit ARGS="-k selector"
 ARGS ?=
 
-.PHONY: help demo test lint format bench clean venv cnitool
+.PHONY: help demo test lint format bench clean venv cnitool kube-apiserver
 
 help:
 	@echo 'make demo                     wire two network namespaces with our plugins and ping across (root)'
@@ -52,7 +52,7 @@ $(INSTALLED): pyproject.toml
 demo: venv
 	@$(BIN)/python scripts/demo.py
 
-test: venv cnitool
+test: venv cnitool kube-apiserver
 	@scripts/prerequisites test || true
 	$(BIN)/pytest --numprocesses=$(JOBS) --dist=loadgroup $(ARGS) $(addprefix tests/,$(SUITE))
 
@@ -77,6 +77,14 @@ cnitool:
 	    GOBIN=$(dir $(CNITOOL)) go install github.com/containernetworking/cni/cnitool@$(CNITOOL_VERSION) \
 	        || echo 'cnitool could not be built; its tests will skip'; \
 	fi
+
+# A real API server for the Kubernetes datastore's tests: built once, about six minutes. Only for suites that use it.
+kube-apiserver:
+ifneq (,$(filter integration golden e2e,$(SUITE)))
+	@if [[ -z $${KUBEBUILDER_ASSETS:-} ]] && command -v go >/dev/null; then \
+	    scripts/build-kube-apiserver >/dev/null || echo 'kube-apiserver could not be built; its tests will skip'; \
+	fi
+endif
 
 clean:
 	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage*
