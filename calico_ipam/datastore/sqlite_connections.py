@@ -33,7 +33,7 @@ class Session:
             # SQLite itself would go on writing to a file that has no name any more.
             self.disconnect()
         connection = open_file(self._path, create=create)
-        status = os.stat(self._path)  # noqa: PTH116
+        status = os.stat(self._path)  # noqa: PTH116 - as above
         self._identity = (status.st_dev, status.st_ino)
         self._connection = connection
         return connection

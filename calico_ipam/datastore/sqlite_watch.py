@@ -7,7 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from calico_ipam.datastore.api import Revision
 from calico_ipam.datastore.documents import RawChange, Row
@@ -104,12 +104,13 @@ class Changes(Iterator[RawChange | Revision]):
 
         return {row.path: row for each in self._ranges for row in rows_of(connection, each)}
 
-    def _change(self, revision: int, path: str, kind: str, text: str, previous: int) -> RawChange | None:
+    def _change(
+        self, revision: int, path: str, kind: Literal["added", "modified", "deleted"], text: str, previous: int
+    ) -> RawChange | None:
         if not any(each.holds(path) for each in self._ranges):
             return None
-        assert kind in ("added", "modified", "deleted")  # noqa: S101 - the schema checks it
         row = Row(path, text, str(previous if kind == "deleted" else revision))
-        return RawChange(kind, row, str(revision))  # type: ignore[arg-type]
+        return RawChange(kind, row, str(revision))
 
     def _tell(self, change: RawChange) -> None:
         assert self._known is not None  # noqa: S101 - set before anything is told
