@@ -90,7 +90,7 @@ class IPAMDelegate:
 
     def status(self) -> None:
         """Raise CNIError when the plugin could not serve an ADD now."""
-        if self.ours or self.knows_newest():
+        if self.ours or self._knows_newest():
             self._ask(self._call.request.as_verb(STATUS), QUICK)
             return
         raise CNIError(
@@ -101,15 +101,22 @@ class IPAMDelegate:
 
     def collect(self, document: Mapping[str, Any]) -> None:
         """Forward GC with its list of valid attachments; a plugin that does not know the verb is left out."""
-        if not self.ours and not self.knows_newest():
+        if not self.ours and not self._knows_newest():
             self._call.log.warning("The IPAM plugin does not know GC and is left out", plugin=self._type)
             return
         request = self._call.request.as_verb(GC)
         stdin = gojson.dump_compact(document).encode("utf-8", "surrogateescape")
         self._ask(Request(request.program, request.environ, stdin), TIMEOUT)
 
-    def knows_newest(self) -> bool:
-        """Ask a foreign plugin for its versions; one that cannot answer knows none (rulings 34)."""
+    def _knows_newest(self) -> bool:
+        """Ask a foreign plugin for its versions; one that cannot answer knows none (rulings 34).
+
+        Raises CNIError 50 when there is no such plugin.
+        """
+        try:
+            find_plugin(self._type, self._call.request.path)
+        except CNIError as error:
+            raise CNIError(error.message, error.details, code=NOT_AVAILABLE) from None
         try:
             document = _document(self._ask(self._call.request.as_verb(VERSION), QUICK))
         except CNIError:

@@ -9,6 +9,7 @@ from typing import Any
 
 from calico_cni import netconf, protocol
 from calico_cni.context import Answer, Call, Context, Verb
+from calico_cni.dataplane.api import DataplaneError
 from calico_cni.errors import BAD_ENVIRONMENT, BAD_NETNS, CNIError, cni_error
 from calico_cni.logs import IPAM, PLUGIN, Log
 from calico_cni.protocol import ADD, CALICO_IPAM, CHECK, DEL, GC, STATUS, Request, Response
@@ -31,8 +32,6 @@ def handle(request: Request, context: Context) -> Response:
 
 def _told(request: Request, error: Exception) -> CNIError:
     """Return what the runtime hears of an error; a defect leaves its trace in the log, not in the answer."""
-    from calico_cni.dataplane.api import DataplaneError
-
     if isinstance(error, IPAMError | DataplaneError):
         return cni_error(error)
     log = Log(_logger(request))
@@ -57,10 +56,12 @@ def _run(request: Request, context: Context) -> Answer:
     conf = _with_version(netconf.load(document), request.program)
     with context.logging(conf.log):
         call = Call(request, conf, context, Log(_logger(request), _fields(request)))
+        for key in conf.ineffective:
+            call.log.warning("This key of the network configuration has no effect on the datastore's client", key=key)
         call.log.debug("Called", command=request.command, network=conf.name, version=conf.version)
         try:
             return verb(call)
-        except (CNIError, IPAMError) as error:
+        except (CNIError, IPAMError, DataplaneError) as error:
             call.log.error("Failed", command=request.command, error=error)
             raise
 

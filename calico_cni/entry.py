@@ -28,7 +28,13 @@ _IGNORE_UNKNOWN = "IgnoreUnknown=1"
 
 def main() -> None:
     """Run as the program that argv[0] names, and exit with its status."""
-    sys.exit(run(sys.argv, os.environ))
+    status = run(sys.argv, os.environ)
+    try:
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        # Nobody reads the log any more. The interpreter would try once more and turn the exit status into 120.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    sys.exit(status)
 
 
 def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:

@@ -94,6 +94,7 @@ class NetConf:
     labels: tuple[tuple[str, str], ...]  #: from ``args``, not sanitised
     log: LogConf
     previous: Mapping[str, Any] | None  #: ``prevResult`` as it came
+    ineffective: tuple[str, ...]  #: keys that are set and do nothing for the datastore's client (§15.23)
     store_settings: Mapping[str, Any] = field(repr=False)
     document: Mapping[str, Any] = field(repr=False)  #: the whole configuration; may hold tokens and keys
 
@@ -150,9 +151,16 @@ def load(document: Mapping[str, Any]) -> NetConf:
         labels=tuple((label["key"], label["value"]) for label in labels),
         log=_log(found),
         previous=found["prevResult"],
+        ineffective=_ineffective(found),
         store_settings=settings,
         document=document,
     )
+
+
+def _ineffective(found: Mapping[str, Any]) -> tuple[str, ...]:
+    credentials = [f"policy.{key}" for key, value in found["policy"].items() if value and key.startswith("k8s_")]
+    old = [key for key in ("etcd_authority", "etcd_scheme") if found[key]]
+    return (*old, *credentials)
 
 
 def _option(options: Mapping[str, Any], key: str) -> str:

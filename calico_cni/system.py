@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -38,7 +36,7 @@ def system_context(stderr: TextIO) -> Context:
         open_store=open_store,
         dataplane=linux_dataplane,
         clock=PlainClock(),
-        hostname=lambda: socket.gethostname().strip().lower(),
+        hostname=hostname,
         same_namespace=same_namespace,
         logging=_logging(stderr),
         run_program=run_program,
@@ -66,6 +64,13 @@ def linux_dataplane() -> Dataplane:
     return LinuxDataplane()
 
 
+def hostname() -> str:
+    """Return the name of this machine, as it is used for a node's name."""
+    import socket
+
+    return socket.gethostname().strip().lower()
+
+
 def same_namespace(netns: str) -> bool:
     """Tell whether a path is the network namespace of this process; False for one that cannot be looked at."""
     try:
@@ -77,6 +82,8 @@ def same_namespace(netns: str) -> bool:
 
 def run_program(path: Path, environ: Mapping[str, str], stdin: bytes, timeout: float) -> Finished:
     """Run another plugin and wait for it; after ``timeout`` seconds it and its children are killed."""
+    import subprocess
+
     with subprocess.Popen(  # noqa: S603 - the program is the plugin that the configuration names
         [str(path)],
         env=dict(environ),
