@@ -21,6 +21,7 @@
     │   ├── NoQualifiedPool
     │   ├── BlockLimitReached
     │   ├── MaxAllocReached
+    │   ├── NameTaken                another object has the name that this one would be stored under
     │   ├── BlockNotEmpty
     │   ├── AddressInCooldown
     │   ├── AlternateOwnerEmpty, AlternateOwnerMismatch
@@ -151,6 +152,23 @@ class StoreDamaged(StoreError):
 
 class NotConfigured(RefusedError):
     """No datastore is configured, or the one asked for is not part of this installation."""
+
+
+class NameTaken(RefusedError):
+    """Another object already has the name that this one would be stored under in the Kubernetes API.
+
+    Names of handles lose the difference of upper and lower case, names of affinities the kind of owner
+    (datastore §14.6, §14.8).
+    """
+
+    def __init__(self, subject: str, holder: str, name: str) -> None:
+        super().__init__(
+            f"{subject} cannot be stored: {holder} has the same object name {name}",
+            subject=subject,
+            reason="two objects cannot share a name",
+            hint=f"Release {holder} first, or use a name that differs in more than upper and lower case.",
+        )
+        self.holder = holder
 
 
 class NoQualifiedPool(RefusedError):

@@ -202,11 +202,18 @@ class Datastore(Protocol):
     def watch(self, scope: Scope, since: Revision) -> Iterator[Event]:
         """Yield changes after ``since``, for ever: resumes after interruptions, lists again after compaction.
 
+        What was missed is told from a new list, deletions included, and a bookmark ends it. Only a watch that *begins*
+        at a revision the store no longer remembers cannot know what was deleted before: it tells every object as added.
+
         Closing the iterator ends the watch.
         """
 
     def within(self, deadline: Deadline | None) -> Datastore:
         """Return a view of the same store whose calls end by ``deadline``."""
+
+    def upgrade(self, host: str) -> None:  # noqa: ARG002 - for the stores that have something to do
+        """Bring what older releases stored for ``host`` into today's form; most stores have nothing to do."""
+        return
 
     def close(self) -> None: ...
 

@@ -10,13 +10,16 @@ from pathlib import Path
 import pytest
 
 from calico_ipam.datastore.etcd import EtcdStore
+from calico_ipam.datastore.kube.store import KubernetesStore
 from calico_ipam.datastore.sqlite import SQLiteStore
 from tests.etcd_tools import Etcd
+from tests.kube_tools import KubeServer
 from tests.store_contract import Backend, StoreContract
+from tests.store_contract_documents import DocumentStoreContract
 from tests.store_contract_live import LiveStoreContract
 
 
-class TestSQLite(StoreContract, LiveStoreContract):
+class TestSQLite(StoreContract, LiveStoreContract, DocumentStoreContract):
     @pytest.fixture
     def backend(self, tmp_path: Path) -> Backend:
         path = tmp_path / "store" / "ipam.db"
@@ -40,8 +43,36 @@ def etcd() -> Iterator[Etcd]:
         yield running
 
 
-class TestEtcd(StoreContract, LiveStoreContract):
+class TestEtcd(StoreContract, LiveStoreContract, DocumentStoreContract):
     @pytest.fixture
     def backend(self, etcd: Etcd) -> Backend:
         etcd.clear()
         return Backend(partial(EtcdStore, etcd.settings()), etcd.put)
+
+
+def no_texts(key: str, text: str) -> None:
+    raise AssertionError("an API server takes no texts")
+
+
+class TestKubernetes(StoreContract, LiveStoreContract):
+    """The group that clusters have today, ``crd.projectcalico.org/v1``."""
+
+    @pytest.fixture
+    def backend(self, kube: KubeServer) -> Backend:
+        kube.clear()
+        return Backend(partial(KubernetesStore, kube.settings()), no_texts)
+
+
+@pytest.fixture(scope="module")
+def kube_v3() -> Iterator[KubeServer]:
+    with KubeServer("v3") as running:
+        yield running
+
+
+class TestKubernetesV3(StoreContract, LiveStoreContract):
+    """The group ``projectcalico.org/v3`` stored directly, found by discovery."""
+
+    @pytest.fixture
+    def backend(self, kube_v3: KubeServer) -> Backend:
+        kube_v3.clear()
+        return Backend(partial(KubernetesStore, kube_v3.settings(calico_api_group="")), no_texts)

@@ -13,6 +13,7 @@ import pytest
 from calico_ipam.datastore import config
 from calico_ipam.datastore.config import load_settings, open_datastore, open_plugin_datastore, plugin_settings
 from calico_ipam.datastore.settings import DEFAULT_SQLITE_PATH, Settings
+from calico_ipam.model.keys import ConfigKey
 from calico_ipam.errors import InvalidInput, NotConfigured
 
 HEAD = "apiVersion: projectcalico.org/v3\nkind: CalicoAPIConfig\nmetadata:\n"
@@ -342,8 +343,12 @@ def test_a_plugin_never_falls_back_to_a_store_of_its_own() -> None:
     assert plugin_settings({}, {}).datastore_type == "kubernetes"
     assert plugin_settings({"sqlite_path": "/x.db"}, {"SQLITE_PATH": "/y.db"}).datastore_type == "kubernetes"
     assert plugin_settings({"etcd_endpoints": "http://a:1"}, {}).datastore_type == "etcdv3"
-    with pytest.raises(NotConfigured):
-        open_plugin_datastore({}, {})
+    # With nothing configured it is the API server that cannot be found, at the first word to it.
+    with (
+        open_plugin_datastore({}, {}) as store,
+        pytest.raises(NotConfigured, match="no Kubernetes API server is configured"),
+    ):
+        store.get(ConfigKey())
 
 
 @pytest.mark.parametrize(

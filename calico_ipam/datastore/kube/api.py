@@ -1,8 +1,9 @@
-"""HTTP to the Kubernetes API: the official client for connection and credentials, bodies as raw JSON (ruling 21).
+"""HTTP to the Kubernetes API: bodies are raw JSON, time is bounded, and a lost answer is no failure (ruling 4).
 
-Nothing else imports ``kubernetes``: it costs 0.3 s, and its model objects lose unknown fields. Every request is
-bounded, inside the caller's deadline; 429 and 5xx answers that say when to come back are asked again; reads are
-repeated after a broken connection, writes are not: a write that was sent and never answered is OutcomeUnknown.
+Every request ends within ``REQUEST_SECONDS`` and inside the caller's deadline. A server that asks to come back later
+(429, 503, for reads any 5xx, with Retry-After) is asked again; reads are repeated after a broken connection, writes are
+not: one that was sent and never answered is OutcomeUnknown. A request that is refused as unauthorized is repeated once
+with credentials that were read again, since tokens are renewed in place.
 """
 
 from __future__ import annotations
@@ -12,38 +13,45 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 from calico_ipam.datastore.api import Deadline
+from calico_ipam.datastore.kube.connection import connect, credentials_source
 from calico_ipam.datastore.kube.errors import error_of
 from calico_ipam.datastore.settings import Settings
-from calico_ipam.errors import DeadlineExceeded, NotConfigured, OutcomeUnknown, StoreError, StoreUnavailable
+from calico_ipam.errors import DeadlineExceeded, OutcomeUnknown, StoreError, StoreUnavailable
+
+if TYPE_CHECKING:
+    from calico_ipam.datastore.kube.connection import Connection
 
 log = logging.getLogger(__name__)
 
 #: longest time for one request, in seconds; a caller's deadline shortens it
 REQUEST_SECONDS = 10.0
-#: how often a request is repeated because the server says "later", or a read because the connection broke
+CONNECT_SECONDS = 5.0
+#: how often a request is repeated because the server says "later", as upstream's client does
 LATER_TRIES = 10
+#: how often a read is sent in all because the connection broke
 BROKEN_TRIES = 3
 JSON = "application/json"
 STRATEGIC_MERGE = "application/strategic-merge-patch+json"
 MERGE = "application/merge-patch+json"
+AGENT = "calico-ipam"
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One HTTP request."""
+    """One HTTP request. ``verb``: what a role calls it."""
 
     method: str
     path: str
     query: Mapping[str, str] = field(default_factory=dict)
     body: Any = None
     content_type: str = JSON
+    verb: str = ""
 
     @property
     def reading(self) -> bool:
@@ -53,123 +61,127 @@ class Request:
         return f"{self.method} {self.path}"
 
 
+@dataclass(frozen=True, slots=True)
+class Answer:
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
 class KubeApi:
     """A connection to one API server. Safe to share between threads; a child of ``fork`` connects anew."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self._lock = threading.Lock()
-        self._client: Any = None
+        self._connection: Connection | None = None
         self._pid = 0
 
     @property
     def source(self) -> str:
         """Where the credentials come from, for messages."""
-        return _source(self.settings)
+        return credentials_source(self.settings)
 
     @property
     def server(self) -> str:
-        return str(self._connected().configuration.host)
+        """The address of the API server. Raises NotConfigured."""
+        return self.settings.k8s_api_endpoint or self._connected().server
 
     def call(self, request: Request, deadline: Deadline | None) -> dict[str, Any]:
         """Do a request and return the object in the answer. Raises the errors of :mod:`calico_ipam.errors`."""
-        for attempt in range(LATER_TRIES + 1):
-            status, headers, body = self._once(request, deadline)
-            if status < 300:
-                return _object(request, body)
-            wait = _retry_after(status, headers)
-            if wait is None or attempt == LATER_TRIES or not _patient(wait, deadline):
-                raise error_of(request, status, body, self.source)
-            log.info("%s: the API server answers %d and asks to come back in %g s", request, status, wait)
-            time.sleep(wait)
-        raise AssertionError("the last try raises")
+        answer = self._patiently(request, deadline)
+        if answer.status == 401 and self._renewed():
+            answer = self._patiently(request, deadline)
+        if answer.status >= 300:
+            raise error_of(request, answer.status, answer.headers, answer.body, self.source)
+        return parsed(request, answer.body)
 
-    def stream(self, request: Request, seconds: float) -> Iterator[dict[str, Any]]:
-        """Yield the JSON lines of a watch that lasts at most ``seconds``; ends quietly when the server closes it."""
+    def open_stream(self, request: Request, seconds: float) -> Any:
+        """Begin a watch whose every pause is at most ``seconds``; return urllib3's response. Raises as :meth:`call`."""
+        from urllib3 import Timeout
         from urllib3.exceptions import HTTPError
 
-        answer = self._send(request, timeout=seconds, streaming=True)
         try:
-            if answer.status >= 300:
-                raise error_of(request, answer.status, answer.read(), self.source)
-            pending = b""
-            for chunk in answer.stream(amt=65536):
-                *lines, pending = (pending + chunk).split(b"\n")
-                for line in lines:
-                    if line.strip():
-                        yield _object(request, line)
+            timeout = Timeout(connect=min(CONNECT_SECONDS, seconds), read=seconds)
+            response = self._send(request, timeout, streaming=True)
+            if response.status >= 300:
+                body = response.read(65536)
+                response.close()
+                if response.status == 401:
+                    self._renewed()  # whoever watches tries again
+                raise error_of(request, response.status, response.headers, body, self.source)
         except HTTPError as error:
-            log.debug("%s ended: %s", request, error)
-        finally:
-            answer.close()
+            raise self._unavailable(error) from error
+        return response
 
     def close(self) -> None:
         with self._lock:
-            client, self._client = self._client, None
-        if client is not None:
-            client.rest_client.pool_manager.clear()
+            connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
 
     # --- one request ---------------------------------------------------------------------------------------
 
-    def _once(self, request: Request, deadline: Deadline | None) -> tuple[int, Mapping[str, str], bytes]:
+    def _patiently(self, request: Request, deadline: Deadline | None) -> Answer:
+        """Do a request, again when the server asks to come back later and there is time for it."""
+        for _ in range(LATER_TRIES):
+            answer = self._once(request, deadline)
+            wait = retry_after(request, answer)
+            if wait is None or (deadline is not None and wait >= deadline.remaining()):
+                return answer
+            log.info("%s: the API server answers %d and asks to come back in %g s", request, answer.status, wait)
+            time.sleep(wait)
+        return self._once(request, deadline)
+
+    def _once(self, request: Request, deadline: Deadline | None) -> Answer:
+        from urllib3 import Timeout
         from urllib3.exceptions import HTTPError
 
-        for attempt in range(BROKEN_TRIES):
-            timeout = REQUEST_SECONDS if deadline is None else min(REQUEST_SECONDS, deadline.remaining())
-            if timeout <= 0:
+        for attempt in range(1, BROKEN_TRIES + 1):
+            seconds = REQUEST_SECONDS if deadline is None else min(REQUEST_SECONDS, deadline.remaining())
+            if seconds <= 0:
                 raise DeadlineExceeded(
-                    f"out of time before {request}", hint="The API server may be slow or unreachable."
+                    f"out of time before {request}",
+                    subject=request.path,
+                    hint="The API server may be slow or unreachable.",
                 )
             try:
-                answer = self._send(request, timeout=timeout)
-                return answer.status, answer.headers, bytes(answer.data)
+                timeout = Timeout(connect=min(CONNECT_SECONDS, seconds), read=seconds, total=seconds)
+                response = self._send(request, timeout, streaming=False)
+                return Answer(response.status, response.headers, bytes(response.data))
             except HTTPError as error:
+                if _never_sent(error):
+                    raise self._unavailable(error) from error
                 if not request.reading:
-                    raise self._lost(request, error) from error
+                    raise _lost(request, error) from error
                 over = deadline is not None and deadline.remaining() <= 0
-                if attempt == BROKEN_TRIES - 1 or over or _refused(error):
+                if attempt == BROKEN_TRIES or over or _slow(error):
                     raise self._unavailable(error) from error
                 log.info("%s failed (%s); trying again", request, _reason(error))
         raise AssertionError("the last try raises")
 
-    def _send(self, request: Request, *, timeout: float, streaming: bool = False) -> Any:
-        from urllib3 import Timeout
-
-        client = self._connected()
-        configuration = client.configuration
-        headers = {"Accept": JSON, "User-Agent": "calico-ipam"}
-        token = configuration.get_api_key_with_prefix("authorization") or configuration.get_api_key_with_prefix(
-            "BearerToken"
-        )
-        if token:
-            headers["Authorization"] = token
-        elif configuration.username:
-            headers["Authorization"] = configuration.get_basic_auth_token()
+    def _send(self, request: Request, timeout: Any, *, streaming: bool) -> Any:
+        connection = self._connected()
+        headers = {"Accept": JSON, "User-Agent": AGENT}
+        if authorisation := connection.authorisation():
+            headers["Authorization"] = authorisation
         body = None
         if request.body is not None:
             body = json.dumps(request.body, separators=(",", ":")).encode()
             headers["Content-Type"] = request.content_type
-        url = configuration.host.rstrip("/") + request.path
+        url = connection.server + request.path
         if request.query:
             url += "?" + urlencode(request.query)
-        return client.rest_client.pool_manager.request(
+        pool = connection.stream_pool if streaming else connection.pool
+        return pool.request(
             request.method,
             url,
             body=body,
             headers=headers,
-            # One byte a second must not keep a request alive: the total bounds the answer as a whole.
-            timeout=Timeout(connect=min(5.0, timeout), read=timeout if not streaming else None, total=timeout),
+            timeout=timeout,
             retries=False,
+            redirect=False,
             preload_content=not streaming,
-        )
-
-    def _lost(self, request: Request, error: Exception) -> Exception:
-        if _refused(error):
-            return self._unavailable(error)
-        return OutcomeUnknown(
-            f"the answer to {request} was lost: {_reason(error)}",
-            subject=request.path,
-            hint="The write may have happened; reading tells.",
         )
 
     def _unavailable(self, error: Exception) -> StoreUnavailable:
@@ -181,105 +193,27 @@ class KubeApi:
 
     # --- connection ----------------------------------------------------------------------------------------
 
-    def _connected(self) -> Any:
+    def _connected(self) -> Connection:
         with self._lock:
-            if self._client is None or self._pid != os.getpid():
-                self._client = connect(self.settings)
+            if self._connection is None or self._pid != os.getpid():
+                self._connection = connect(self.settings)
                 self._pid = os.getpid()
-            return self._client
+            return self._connection
+
+    def _renewed(self) -> bool:
+        """Read the credentials again; tell whether they are others than those that were refused."""
+        before = self._connected()
+        now = connect(self.settings)
+        if now.authorisation() == before.authorisation() and now.configuration.cert_file is None:
+            return False
+        with self._lock:
+            self._connection = now
+        log.info("the credentials in %s were renewed", self.source)
+        return True
 
 
-def connect(settings: Settings) -> Any:
-    """Return the official client for the settings (datastore §11 'Kubeconfig resolution'). Raises NotConfigured."""
-    from kubernetes.client import ApiClient, Configuration
-    from kubernetes.config import ConfigException
-    from yaml import YAMLError
-
-    configuration = Configuration()
-    try:
-        _load(settings, configuration)
-    except (ConfigException, YAMLError, OSError, KeyError, TypeError, ValueError, AttributeError) as error:
-        raise NotConfigured(
-            f"the Kubernetes credentials in {_source(settings)} cannot be used: {_first_line(error)}",
-            subject=_source(settings),
-            hint="Repair the file, or name another by KUBECONFIG.",
-        ) from error
-    _override(settings, configuration)
-    return ApiClient(configuration)
-
-
-def _load(settings: Settings, configuration: Any) -> None:
-    from kubernetes import config as official
-
-    config: Any = official  # it ships types for its models only
-
-    context = settings.k8s_current_context or None
-    if settings.kubeconfig_inline:
-        import yaml
-
-        config.load_kube_config_from_dict(
-            yaml.safe_load(settings.kubeconfig_inline), context=context, client_configuration=configuration
-        )
-    elif settings.kubeconfig:
-        paths = _existing(settings.kubeconfig)
-        config.load_kube_config(":".join(paths), context=context, client_configuration=configuration)
-    elif settings.k8s_api_endpoint:
-        configuration.host = settings.k8s_api_endpoint
-    elif (Path.home() / ".kube" / "config").exists():
-        config.load_kube_config(
-            str(Path.home() / ".kube" / "config"), context=context, client_configuration=configuration
-        )
-    else:
-        config.load_incluster_config(client_configuration=configuration)
-
-
-def _existing(kubeconfig: str) -> list[str]:
-    """Return the files of a path or a colon list; in a list missing ones are tolerated. Raises NotConfigured."""
-    paths = list(dict.fromkeys(part for part in kubeconfig.split(":") if part))
-    found = [path for path in paths if Path(path).exists()]
-    if not found:
-        raise NotConfigured(
-            f"the kubeconfig {kubeconfig} does not exist",
-            subject=kubeconfig,
-            hint="Write it, or name another by KUBECONFIG or in the network configuration.",
-        )
-    return found
-
-
-def _override(settings: Settings, configuration: Any) -> None:
-    """Single settings stand above the file; an inline kubeconfig is taken as it is."""
-    if settings.kubeconfig_inline:
-        return
-    if settings.k8s_api_endpoint:
-        configuration.host = settings.k8s_api_endpoint
-    if settings.k8s_cert_file:
-        configuration.cert_file = settings.k8s_cert_file
-    if settings.k8s_key_file:
-        configuration.key_file = settings.k8s_key_file
-    if settings.k8s_ca_file:
-        configuration.ssl_ca_cert = settings.k8s_ca_file
-    if settings.k8s_api_token:
-        configuration.api_key = {"authorization": f"Bearer {settings.k8s_api_token}"}
-        configuration.refresh_api_key_hook = None
-    if settings.k8s_insecure_skip_tls_verify:
-        configuration.verify_ssl = False
-
-
-def _source(settings: Settings) -> str:
-    if settings.kubeconfig_inline:
-        return "the inline kubeconfig"
-    if settings.kubeconfig:
-        return f"the kubeconfig {settings.kubeconfig}"
-    if settings.k8s_api_endpoint:
-        return f"the setting of the API endpoint {settings.k8s_api_endpoint}"
-    home = Path.home() / ".kube" / "config"
-    return f"the kubeconfig {home}" if home.exists() else "the service account of this pod"
-
-
-# --- answers -------------------------------------------------------------------------------------------------
-
-
-def _object(request: Request, body: bytes) -> dict[str, Any]:
+def parsed(request: Request, body: bytes) -> dict[str, Any]:
+    """Return the object in an answer. Raises StoreError when it holds none."""
     try:
         found = json.loads(body)
     except ValueError:
@@ -293,33 +227,45 @@ def _object(request: Request, body: bytes) -> dict[str, Any]:
     return found
 
 
-def _retry_after(status: int, headers: Mapping[str, str]) -> float | None:
-    """Return how long the server asks to wait; None when it does not (datastore §5)."""
-    if status != 429 and status < 500:
+def retry_after(request: Request, answer: Answer) -> float | None:
+    """Return how many seconds the server asks to wait before the request is sent again; None when it does not.
+
+    A write is sent again only after answers that say it was not begun: others may have been done.
+    """
+    again = answer.status in (429, 503) or (request.reading and answer.status >= 500)
+    if not again:
         return None
-    text = headers.get("Retry-After", "")
     try:
-        return max(0.0, float(text))
+        return max(0.0, float(answer.headers.get("Retry-After", "")))
     except ValueError:
         return None
 
 
-def _patient(wait: float, deadline: Deadline | None) -> bool:
-    return deadline is None or wait < deadline.remaining()
+def _lost(request: Request, error: Exception) -> OutcomeUnknown:
+    return OutcomeUnknown(
+        f"the answer to {request} was lost: {_reason(error)}",
+        subject=request.path,
+        hint="The write may have happened; reading tells.",
+    )
 
 
-def _refused(error: Exception) -> bool:
+def _never_sent(error: Exception) -> bool:
     """Tell whether a request was certainly never sent: no connection came about."""
-    from urllib3.exceptions import ConnectTimeoutError, NewConnectionError, SSLError
+    from urllib3.exceptions import ConnectTimeoutError, NewConnectionError, ProxyError, SSLError
 
-    return isinstance(error, NewConnectionError | ConnectTimeoutError | SSLError)
+    return isinstance(error, NewConnectionError | ConnectTimeoutError | SSLError | ProxyError)
+
+
+def _slow(error: Exception) -> bool:
+    """Tell whether the time of the request was spent: sending it again would spend it once more."""
+    from urllib3.exceptions import TimeoutError as Timeout
+
+    return isinstance(error, Timeout)
 
 
 def _reason(error: Exception) -> str:
-    """Return a short cause without the objects and addresses of the HTTP library in it."""
-    text = _first_line(error)
-    return text.rpartition("object at 0x")[2].partition(">: ")[2] or text
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0]
+    """Return a short cause without the objects of the HTTP library in it."""
+    text = (str(error) or type(error).__name__).splitlines()[0]
+    # HTTPSConnection(host='h', port=1): Failed to establish a new connection: [Errno 111] Connection refused
+    head, colon, tail = text.partition("): ")
+    return tail if colon and head.startswith(("HTTP", "<")) else text

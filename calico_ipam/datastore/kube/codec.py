@@ -14,7 +14,6 @@ from typing import Any
 
 from calico_ipam.datastore.api import Value
 from calico_ipam.datastore.gojson import MAX_INT64, MAX_UINT64, BadDocument, Fields, Schema, serialise, sorted_map
-from calico_ipam.errors import InvalidInput
 from calico_ipam.model import names
 from calico_ipam.model.addresses import parse_network
 from calico_ipam.model.affinity import HOST, Affinity, BlockOwner
@@ -340,13 +339,3 @@ def _resource_metadata(metadata: dict[str, Any], resource: Resource, group: Grou
         metadata["labels"] = {**foreign, **owned}
     before = {k: v for k, v in mapping(metadata.get("annotations")).items() if k not in annotations}
     metadata["annotations"] = {**before, **kept, METADATA: serialise(calico)}
-
-
-def check_same(key: Key, found: Key) -> None:
-    """Refuse an object that has our name but is somebody else's. Raises InvalidInput naming both.
-
-    Names of affinities lack the owner's kind, long ones are cut (datastore §14.6, §14.7), and handles that differ only
-    in case share one name (§14.8).
-    """
-    if key != found:
-        raise InvalidInput(f"the object named like {key} is {found}")

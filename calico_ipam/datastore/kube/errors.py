@@ -21,22 +21,26 @@ from calico_ipam.model.resource import mapping
 if TYPE_CHECKING:
     from calico_ipam.datastore.kube.api import Request
 
-
 #: HTTP method -> verb of a role
-VERBS = {"GET": "get or list", "POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
+VERBS = {"GET": "get", "POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
+
+
+#: how the API server says that no definition serves a path; any other page that is not found is somebody else's, and
+#: taking that for "nothing is stored" would hand out addresses twice
+NO_SUCH_COLLECTION = b"404 page not found"
 
 
 class Expired(StoreError):
-    """The revision asked for is compacted (410): list again."""
+    """The revision asked for is compacted, or the token of a page is too old (410): list again."""
 
 
-def error_of(request: Request, status: int, body: bytes, source: str) -> IPAMError:
+def error_of(request: Request, status: int, headers: Mapping[str, str], body: bytes, source: str) -> IPAMError:
     """Return the error for an answer with ``status``; ``source`` says where the credentials come from."""
     answer = _status(body)
     reason, text = str(answer.get("reason") or ""), _text(answer, status, body)
     if reason == "AlreadyExists":
         return AlreadyExists(request.path, text)
-    if status == 404 or reason == "NotFound":
+    if reason == "NotFound" or (status == 404 and body.strip() == NO_SUCH_COLLECTION):
         return NotFound(request.path, text)
     if status in (401, 403):
         return _unauthorized(request, status, text, source)
@@ -48,20 +52,43 @@ def error_of(request: Request, status: int, body: bytes, source: str) -> IPAMErr
     if invalid and invalid <= {"metadata.uid", "metadata.resourceVersion"}:
         return NotFound(request.path, text) if "metadata.uid" in invalid else Conflict(request.path, text)
     if status == 429 or status >= 500:
-        if status in (500, 504) and not request.reading:
-            return OutcomeUnknown(f"{request}: {text}", subject=request.path, reason=text)
-        return StoreUnavailable(
-            text, subject=request.path, hint="The API server is overloaded or restarting; try again."
-        )
-    return StoreError(text, subject=request.path)
+        return _failing(request, status, headers, text)
+    return StoreError(text, subject=request.path, reason=reason)
+
+
+def _failing(request: Request, status: int, headers: Mapping[str, str], text: str) -> IPAMError:
+    """A server that cannot: whether a write was begun is known only where it asks to be asked again."""
+    refused = status == 429 or (status == 503 and "Retry-After" in headers)
+    if request.reading or refused:
+        hint = "The API server is overloaded or restarting; try again."
+        return StoreUnavailable(text, subject=request.path, hint=hint)
+    return OutcomeUnknown(
+        f"{request}: {text}",
+        subject=request.path,
+        reason=text,
+        hint="The write may have happened; reading tells.",
+    )
 
 
 def _unauthorized(request: Request, status: int, text: str, source: str) -> Unauthorized:
+    verb, what = request.verb or VERBS[request.method], _resource(request.path)
     if status == 401:
-        hint = f"The credentials in {source} are expired or wrong: renew them."
+        hint = f"The credentials in {source} are expired or wrong (asked to {verb} {what}): renew them."
     else:
-        hint = f"The account in {source} may not {VERBS[request.method]} {request.path}: grant it that right."
+        hint = f"The account in {source} lacks the right to {verb} {what}: add it to the account's role."
     return Unauthorized(text, hint=hint)
+
+
+def _resource(path: str) -> str:
+    """Return resource and API group of a path as a role writes them: ``pods/status in API group ""``."""
+    parts = [part for part in path.split("/") if part]
+    group, parts = (parts[1], parts[3:]) if parts[0] == "apis" and len(parts) > 3 else ("", parts[2:])
+    if parts[:1] == ["namespaces"] and len(parts) > 2:
+        parts = parts[2:]
+    if not parts:
+        return path
+    name = "/".join([parts[0], *parts[2:3]])
+    return f'{name} in API group "{group}"'
 
 
 def _status(body: bytes) -> Mapping[str, Any]:
@@ -75,7 +102,7 @@ def _text(answer: Mapping[str, Any], status: int, body: bytes) -> str:
     message = answer.get("message")
     if isinstance(message, str) and message:
         return message
-    shown = body[:120].decode(errors="replace").strip()
+    shown = " ".join(body[:120].decode(errors="replace").split())
     return f"the API server answers {status}" + (f": {shown!r}" if shown else "")
 
 

@@ -8,6 +8,7 @@ from urllib.parse import quote
 from calico_ipam.datastore.kube.codec import Group
 from calico_ipam.errors import InvalidInput, NotSupported
 from calico_ipam.model import endpoint_names, names
+from calico_ipam.model.affinity import HOST, VIRTUAL
 from calico_ipam.model.keys import (
     Affinities,
     AffinityKey,
@@ -44,7 +45,7 @@ class Place:
 
     @property
     def path(self) -> str:
-        return f"{self.collection}/{quote(self.name)}"
+        return f"{self.collection}/{quote(self.name, safe='')}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,15 @@ class Collection:
 
 
 def place_of(key: Key, group: Group) -> Place:
-    """Return where an object is. Raises NotSupported, and InvalidInput for a name that the API would refuse."""
+    """Return where an object is. Raises NotSupported, and InvalidInput for a key without a name."""
+    if isinstance(key, ResourceKey):
+        for text in (key.name, key.namespace):
+            if "/" in text:
+                raise InvalidInput(
+                    f"{key} cannot be stored: {text!r} contains a slash",
+                    subject=str(key),
+                    hint="Use a name without a slash.",
+                )
     match key:
         case BlockKey(cidr):
             return Place("IPAMBlock", _collection("ipamblocks", group), names.cidr_name(cidr))
@@ -66,7 +75,6 @@ def place_of(key: Key, group: Group) -> Place:
         case HandleKey(handle):
             if not handle:
                 raise InvalidInput("resource name may not be empty", hint="Name the handle.")
-            names.check_handle_name(handle)
             return Place("IPAMHandle", _collection("ipamhandles", group), names.handle_name(handle))
         case ConfigKey():
             return Place(group.config_kind, _collection(group.config_plural, group), "default")
@@ -78,6 +86,28 @@ def place_of(key: Key, group: Group) -> Place:
             return Place(kind, _collection(_KINDS[kind], group), name)
         case _:
             raise NotSupported("Get", str(key), "the Kubernetes datastore has no such objects")
+
+
+def storable(key: Key, *, refuse: bool = False) -> bool:
+    """Tell whether an object of this name can exist. With ``refuse`` raises InvalidInput if not (datastore §14.8)."""
+    if not isinstance(key, HandleKey):
+        return True
+    try:
+        names.check_handle_name(key.id)
+    except InvalidInput:
+        if refuse:
+            raise
+        return False
+    return True
+
+
+def unlabelled(group: Group) -> Collection:
+    """Return the list of affinity rows whose labels say no type: written by old releases (datastore §3.3).
+
+    ``notin`` also selects rows without the label, and those that upstream's own upgrade gave an empty one (§14.5).
+    """
+    query = {"labelSelector": f"{names.LABEL_AFFINITY_TYPE} notin ({HOST},{VIRTUAL})"}
+    return Collection("BlockAffinity", _collection("blockaffinities", group), query)
 
 
 def pod_of(endpoint: str) -> str:

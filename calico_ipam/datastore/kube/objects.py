@@ -1,0 +1,77 @@
+"""Documents of the API as entries of the store, and which of them a scope means."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from calico_ipam.datastore.api import Damaged, Entry
+from calico_ipam.datastore.gojson import BadDocument
+from calico_ipam.datastore.kube import codec, pods
+from calico_ipam.datastore.kube.codec import Group
+from calico_ipam.errors import InvalidInput
+from calico_ipam.model.keys import (
+    Affinities,
+    AffinityKey,
+    BlockKey,
+    Blocks,
+    HandleKey,
+    Key,
+    ResourceKey,
+    Resources,
+    Scope,
+)
+from calico_ipam.model.resource import NODE, WORKLOAD_ENDPOINT, Resource, mapping
+
+
+def meta(document: Mapping[str, Any], name: str) -> str:
+    """Return a text of an object's metadata, empty where there is none."""
+    return str(mapping(document.get("metadata")).get(name) or "")
+
+
+def entry_of(kind: str, document: Mapping[str, Any], group: Group) -> Entry | Damaged:
+    """Return the entry of an object, marked as deleted or not."""
+    revision, uid = meta(document, "resourceVersion"), meta(document, "uid")
+    key: Key | None = None
+    value: Any
+    try:
+        if kind == WORKLOAD_ENDPOINT:
+            value = pods.endpoint_of(document)
+            key = ResourceKey(WORKLOAD_ENDPOINT, value.name, value.namespace)
+        elif kind == NODE:
+            value = pods.node_of(document)
+            key = ResourceKey(NODE, value.name)
+        else:
+            key = codec.key_of(kind, document)
+            value = codec.decode(key, document, group)
+    except (BadDocument, InvalidInput) as error:
+        path = "/".join(filter(None, (kind, meta(document, "namespace"), meta(document, "name"))))
+        return Damaged(key, path, str(error), json.dumps(document.get("spec")), revision)
+    return Entry(key, value, revision, uid, document)
+
+
+def marked_deleted(entry: Entry) -> bool:
+    """Tell whether upstream has marked a row as deleted and not removed it yet: for readers it is gone (§5)."""
+    return not isinstance(entry.value, Resource) and bool(getattr(entry.value, "deleted", False))
+
+
+def within_scope(scope: Scope, entry: Entry) -> bool:
+    """Tell whether an entry belongs to a scope: label selectors and paths only sieve (datastore §3.2)."""
+    key = entry.key
+    match scope:
+        case Blocks(version):
+            return isinstance(key, BlockKey) and version in (None, key.cidr.version)
+        case Affinities(kind, host, version):
+            return (
+                isinstance(key, AffinityKey)
+                and kind in (None, key.owner.kind)
+                and host in (None, key.owner.host)
+                and version in (None, key.cidr.version)
+            )
+        case Resources(kind, namespace, prefix):
+            if not isinstance(key, ResourceKey) or (kind == WORKLOAD_ENDPOINT and not pods.exposed(entry.origin)):
+                return False
+            return namespace in (None, key.namespace) and key.name.startswith(prefix)
+        case _:
+            return isinstance(key, HandleKey)
