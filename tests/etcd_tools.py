@@ -60,7 +60,10 @@ class Etcd:
         self.scheme = scheme
         self.certificates = certificates
         self.folder = Path(tempfile.mkdtemp(prefix="etcd-test-"))
-        self.port, self._peer = free_port(), free_port()
+        self.port = free_port()
+        self.name = "test"
+        self.peer = f"http://127.0.0.1:{free_port()}"
+        self.members = [self]
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -83,22 +86,24 @@ class Etcd:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def start(self) -> None:
-        peer = f"http://127.0.0.1:{self._peer}"
+        self.launch()
+        wait_until(self.ready, READY, "etcd to start")
+
+    def launch(self) -> None:
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 [
-                    *("etcd", "--name", "test", "--data-dir", str(self.folder / "data")),
+                    *("etcd", "--name", self.name, "--data-dir", str(self.folder / "data")),
                     *("--listen-client-urls", self.endpoint, "--advertise-client-urls", self.endpoint),
-                    *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer),
-                    *("--initial-cluster", f"test={peer}"),
+                    *("--listen-peer-urls", self.peer, "--initial-advertise-peer-urls", self.peer),
+                    *("--initial-cluster", ",".join(f"{member.name}={member.peer}" for member in self.members)),
                     *self.arguments,
                 ],
                 stdout=log,
                 stderr=log,
             )
-        wait_until(self._ready, READY, "etcd to start")
 
-    def _ready(self) -> bool:
+    def ready(self) -> bool:
         assert self._process is not None
         assert self._process.poll() is None, (self.folder / "log").read_text()
         library = load()
@@ -115,6 +120,20 @@ class Etcd:
             return False
         finally:
             channel.close()
+
+    def _status(self, channel: Any) -> Any:
+        library = load()
+        status = library.unary(channel, "Maintenance/Status", "StatusResponse")
+        return status(library.message("StatusRequest")(), timeout=1)
+
+    def leads(self) -> bool:
+        """Whether it is the leader of its cluster."""
+        channel = self.channel()
+        try:
+            status = self._status(channel)
+        finally:
+            channel.close()
+        return bool(status.leader == status.header.member_id)
 
     def channel(self) -> Any:
         grpc = load().grpc
@@ -189,6 +208,23 @@ class Etcd:
             return call(library.message(f"{message}Request")(**fields), timeout=10)
         finally:
             channel.close()
+
+
+@contextlib.contextmanager
+def etcd_cluster(size: int) -> Iterator[list[Etcd]]:
+    """Run a cluster of several members."""
+    members = [Etcd("--heartbeat-interval=50", "--election-timeout=500") for _ in range(size)]
+    for number, member in enumerate(members):
+        member.name, member.members = f"m{number}", members
+    try:
+        for member in members:
+            member.launch()
+        for member in members:
+            wait_until(member.ready, READY, "the cluster to start")
+        yield members
+    finally:
+        for member in members:
+            member.__exit__()
 
 
 # --- certificates -------------------------------------------------------------------------------------------

@@ -239,7 +239,8 @@ class Changes(Iterator[RawChange | Revision]):
     def _list_again(self) -> None:
         """Tell the difference between what is known and what is there. Only the bookmark behind it moves on."""
         current, newest = self._rows(0)
-        log.warning("etcd has forgotten what happened after revision %d: everything is listed again", self._position)
+        level = logging.WARNING if self._position else logging.INFO  # from 0 means: whatever there is
+        log.log(level, "etcd has forgotten what happened after revision %d: everything is listed again", self._position)
         known = self._known or {}
         position = str(self._position)
         for path in sorted(known.keys() - current.keys()):
