@@ -1,4 +1,4 @@
-"""`pip install calico-ipam[etcd]` beside the newest protobuf and grpcio, in a fresh environment, against a real etcd."""
+"""`pip install calico-ipam[etcd]` beside the newest protobuf and grpcio, in a fresh environment: talks to an etcd."""
 
 from __future__ import annotations
 
