@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from calico_ipam.model.addresses import Address, Network, parse_network
+from calico_ipam.model.handle import WINDOWS_RESERVED
 from calico_ipam.model.timestamps import SECOND
 
 #: name -> (CIDR, block prefix length); small, so that everything fills up within a few steps
@@ -32,6 +33,7 @@ class Model:
     """``held`` and ``cold`` (released, second of release in nanoseconds) share no address."""
 
     held: dict[Address, Held] = field(default_factory=dict)
+    numbers: dict[Address, int] = field(default_factory=dict)  #: of the last allocation, never given again
     cold: dict[Address, int] = field(default_factory=dict)
     enabled: set[str] = field(default_factory=set)
     disabled: set[str] = field(default_factory=set)
@@ -69,6 +71,8 @@ class Model:
 
     def take(self, address: Address, handle: str | None, sequence_number: int) -> None:
         assert address not in self.held, f"{address} was given away twice"
+        assert handle == WINDOWS_RESERVED or sequence_number > self.numbers.get(address, -1), f"{address} has a number that it had before"
+        self.numbers[address] = sequence_number
         self.cold.pop(address, None)
         self.held[address] = Held(handle, sequence_number)
 

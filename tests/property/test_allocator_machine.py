@@ -53,13 +53,24 @@ class AllocatorMachine(RuleBasedStateMachine):
     world: Cluster
     model: Model
 
-    @initialize(pools=st.sets(st.sampled_from(sorted(POOLS)), min_size=1))
-    def begin(self, pools: set[str]) -> None:
+    @initialize(
+        pools=st.sets(st.sampled_from(sorted(POOLS)), min_size=1),
+        strict=st.booleans(),
+        cooldown=st.sampled_from([0, 0, 30]),
+        reserved=st.sets(st.sampled_from(RESERVABLE), max_size=1),
+        used=st.integers(0, 3),
+    )
+    def begin(self, pools: set[str], strict: bool, cooldown: int, reserved: set[str], used: int) -> None:
+        """Begin anywhere: with any settings, and some hosts at work already."""
         self.model = Model()
         self.sequence_numbers: dict[str, int] = {}
         self.world.nodes(*HOSTS)
         for name in sorted(pools):
             self.enable_pool(name)
+        self.configure(strict, cooldown, 0)
+        self.reserve(reserved)
+        for host, handle in zip(HOSTS[:used], HANDLES, strict=False):
+            self.auto_assign(host, handle, 3, POOLS[min(pools)][0].version, 0)
 
     # --- settings -------------------------------------------------------------------------------------------
 
@@ -363,7 +374,7 @@ def sequences(number: int) -> settings:
     """Return settings for ``number`` sequences. In CI every run tries the same ones; elsewhere each run tries others."""
     return settings(
         max_examples=number,
-        stateful_step_count=12,
+        stateful_step_count=20,
         deadline=None,
         derandomize=bool(os.environ.get("CI")),
         suppress_health_check=[HealthCheck.too_slow],
