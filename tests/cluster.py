@@ -29,7 +29,7 @@ from calico_ipam.engine.client import IPAM
 from calico_ipam.errors import NotFound
 from calico_ipam.model.addresses import Network, parse_network
 from calico_ipam.model.affinity import HOST, Affinity, BlockOwner
-from calico_ipam.model.block import Block
+from calico_ipam.model.block import Block, HostReserved
 from calico_ipam.model.handle import Handle
 from calico_ipam.model.keys import Affinities, AffinityKey, BlockKey, Blocks, HandleKey, Handles, Key, ResourceKey, Scope
 from calico_ipam.model.resource import IP_POOL, IP_RESERVATION, NODE, Resource
@@ -155,11 +155,19 @@ class Cluster:
     def configure(self, **settings: Any) -> None:
         self.ipam.set_config(replace(self.ipam.get_config(), **settings))
 
-    def block(self, cidr: str, *, owner: str | None = None, row: str | None = "confirmed", age: float = 600.0) -> None:
+    def block(
+        self,
+        cidr: str,
+        *,
+        owner: str | None = None,
+        row: str | None = "confirmed",
+        age: float = 600.0,
+        reserved: HostReserved | None = None,
+    ) -> None:
         """Store an empty block, as if ``owner`` (a host) had claimed it ``age`` seconds ago, and its affinity row."""
         network = parse_network(cidr)
         holder = BlockOwner(HOST, owner) if owner else None
-        made = Block.new(network, now=self.clock.now() - int(age * SECOND), owner=holder)
+        made = Block.new(network, now=self.clock.now() - int(age * SECOND), owner=holder, reserved=reserved)
         self.put(BlockKey(network), made)
         if holder is not None and row is not None:
             self.row(cidr, owner or "", row)
@@ -213,8 +221,8 @@ class Cluster:
 
     def auto(self, number: int = 1, *, host: str = "node-1", version: int = 4, **more: Any) -> list[str]:
         """Assign addresses of one family for a workload and return them with their prefix."""
-        wanted = {f"num{version}": number}
-        assigned = self.ipam.auto_assign(**{"use": "Workload", "hostname": host, **wanted, **more})
+        wanted: dict[str, Any] = {"use": "Workload", "hostname": host, f"num{version}": number, **more}
+        assigned = self.ipam.auto_assign(**wanted)
         return [str(address) for address in assigned.addresses]
 
 
