@@ -120,7 +120,7 @@ def _release(ipam: IPAM) -> None:
 
 def _assign(number: int = 1, **more: object) -> Callable[[IPAM], object]:
     def call(ipam: IPAM) -> object:
-        return ipam.auto_assign(use="Workload", num4=number, handle="h", hostname="node-1", **more)  # type: ignore[arg-type]
+        return ipam.auto_assign(use="Workload", num4=number, handle="h", hostname="node-1", **more)
 
     return call
 
@@ -208,8 +208,8 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         "set-owner-attributes",
         _held_by_address,
-        lambda ipam: ipam.set_owner_attributes(_one_address_of(ipam, "h"), "h", OwnerUpdates(active={"pod": "b"})),  # type: ignore[arg-type]
-        lambda ipam: ipam.set_owner_attributes(_one_address_of(ipam, "h"), "h", OwnerUpdates(active={"pod": "b"})),  # type: ignore[arg-type]
+        lambda ipam: ipam.set_owner_attributes(_one_address_of(ipam, "h"), "h", OwnerUpdates(active={"pod": "b"})),
+        lambda ipam: ipam.set_owner_attributes(_one_address_of(ipam, "h"), "h", OwnerUpdates(active={"pod": "b"})),
         (("bystander", 2), ("h", 2)),
     ),
     Operation("collect-cold-addresses", _cold, _cold_blocks, _cold_blocks),

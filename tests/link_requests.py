@@ -28,7 +28,7 @@ def link_request(
         netns=pod.path,
         addresses=[ip_interface(text) for text in addresses or (IPV4, IPV6)],
         routes=[ip_network(text) for text in routes],
-        **options,  # type: ignore[arg-type]
+        **options,
     )
 
 
@@ -40,5 +40,5 @@ def expectation_of(request: LinkRequest, *, patience: float = 0.0, **options: ob
         netns=request.netns,
         addresses=request.addresses,
         patience=patience,
-        **options,  # type: ignore[arg-type]
+        **options,
     )

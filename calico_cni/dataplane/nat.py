@@ -44,7 +44,7 @@ def masquerade(pools: Sequence[RouteTarget]) -> None:
 def _collapsed(pools: Sequence[RouteTarget], version: int) -> list[str]:
     """Return the pools of one IP version without overlaps, which a set of intervals refuses."""
     mine = [pool for pool in pools if pool.version == version]
-    return [str(network) for network in collapse_addresses(mine)]  # type: ignore[type-var]
+    return [str(network) for network in collapse_addresses(mine)]  # type: ignore[type-var]  # all of one version
 
 
 def _script(wanted: dict[int, list[str]]) -> str:

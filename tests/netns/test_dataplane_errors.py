@@ -133,7 +133,7 @@ def test_second_interface_of_one_sandbox_is_refused_and_the_first_untouched(
     dataplane.add(link_request(pod))
     # The kernel gives both ends a link-local address some time after they are up.
     for place, name in ((pod, "eth0"), (node, HOST_NAME)):
-        wait_for(lambda p=place, n=name: any(a.startswith("fe80") for a in p.addresses(n)), "a link-local address")  # type: ignore[misc]
+        wait_for(lambda p=place, n=name: any(a.startswith("fe80") for a in p.addresses(n)), "a link-local address")
     before = sandbox_state(pod), host_state(node)
     error = refused(dataplane, link_request(pod, "10.1.1.1/32", name="net1", host_name="calinet1"))
     assert str(error) == "failed to add the route to 169.254.1.1 in the sandbox: file exists"
@@ -196,7 +196,7 @@ def test_a_pair_of_which_it_is_unknown_whether_it_was_made(
     real = pair.make_veth
 
     def made_but_cut(*args: object) -> None:
-        real(*args)  # type: ignore[arg-type]
+        real(*args)
         raise failure
 
     monkeypatch.setattr(pair, "make_veth", made_but_cut)
@@ -211,7 +211,7 @@ def test_host_end_that_is_renamed_at_once(
     real = pair.make_veth
 
     def made_and_renamed(*args: object) -> None:
-        real(*args)  # type: ignore[arg-type]
+        real(*args)
         node.ip("link", "set", HOST_NAME, "name", "ens7")
 
     monkeypatch.setattr(pair, "make_veth", made_and_renamed)

@@ -102,7 +102,7 @@ def test_address_that_the_kernel_refuses_is_a_warning(
 
     def with_other_address(*args: object) -> None:
         monkeypatch.setattr(pair, "HOST_MAC", "02:00:00:00:00:07")
-        real(*args)  # type: ignore[arg-type]
+        real(*args)
         monkeypatch.setattr(pair, "HOST_MAC", WANTED)
 
     monkeypatch.setattr(pair, "make_veth", with_other_address)

@@ -103,7 +103,7 @@ def test_second_family_gets_its_route_when_the_first_was_there(
     """Upstream returns after the first route that exists (cni.md §15 item 4)."""
     from calico_cni.dataplane import linux, routes
 
-    def felix_first(rtnl, host_end, request, sandbox):  # type: ignore[no-untyped-def]
+    def felix_first(rtnl, host_end, request, sandbox):
         node.ip("route", "add", ADDRESSES[0], "dev", HOST_NAME, "scope", "link")
         node.ip("route", "add", ADDRESSES[1], "dev", HOST_NAME)
         routes.add_host_routes(rtnl, host_end, request, sandbox)

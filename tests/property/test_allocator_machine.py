@@ -14,7 +14,14 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from calico_ipam.datastore.documents import DocumentStore, RawWrite
 from calico_ipam.datastore.paths import PathRange
@@ -123,7 +130,13 @@ class AllocatorMachine(RuleBasedStateMachine):
 
     # --- assigning ------------------------------------------------------------------------------------------
 
-    @rule(host=hosts, handle=handles, number=numbers, version=st.sampled_from([4, 6]), limit=st.sampled_from([0, 0, 0, 1, 2]))
+    @rule(
+        host=hosts,
+        handle=handles,
+        number=numbers,
+        version=st.sampled_from([4, 6]),
+        limit=st.sampled_from([0, 0, 0, 1, 2]),
+    )
     def auto_assign(self, host: str, handle: str | None, number: int, version: int, limit: int) -> None:
         now, cooldown, strict = self.world.clock.now(), self.cooldown, self.strict
         free = self.model.free(version, now, cooldown)
@@ -138,7 +151,7 @@ class AllocatorMachine(RuleBasedStateMachine):
             assert version not in self.model.versions()
             return
         except BlockLimitReached as error:
-            refused, result = error, error.partial  # type: ignore[attr-defined]
+            refused, result = error, error.partial
         assert version in self.model.versions()
         family = result.ipv4 if version == 4 else result.ipv6
         assert family is not None
@@ -259,7 +272,7 @@ class AllocatorMachine(RuleBasedStateMachine):
         )
         try:
             self.world.ipam.release_ips([option])
-        except (BadHandle if wrong_handle else BadSequenceNumber):
+        except BadHandle if wrong_handle else BadSequenceNumber:
             return
         raise AssertionError("an address was released although the guard did not match")
 

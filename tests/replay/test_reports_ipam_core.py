@@ -217,10 +217,10 @@ def test_p06_the_smaller_limit_wins(world: Cluster, setting: int, request_limit:
     world.configure(strict_affinity=True, max_blocks_per_host=setting)
     with pytest.raises(BlockLimitReached) as caught:
         world.auto(4 * effective + 1, host="n1", handle="h", max_blocks_per_host=request_limit)
-    assert len(caught.value.partial.ipv4.addresses) == 4 * effective  # type: ignore[attr-defined]  # documented
+    assert len(caught.value.partial.ipv4.addresses) == 4 * effective
     assert len(world.rows("n1")) == effective
     # The host can still fill the blocks it owns.
-    world.ipam.release_ips([ReleaseOption(caught.value.partial.ipv4.addresses[0].address)])  # type: ignore[attr-defined]
+    world.ipam.release_ips([ReleaseOption(caught.value.partial.ipv4.addresses[0].address)])
     assert len(world.auto(host="n1", handle="h2", max_blocks_per_host=request_limit)) == 1
 
 

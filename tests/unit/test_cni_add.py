@@ -360,11 +360,11 @@ def test_labels_of_another_orchestrator(bench: CNIBench) -> None:
 def bench_call_with(bench: CNIBench, args: dict[str, Any], verb: str = "ADD") -> Response:
     """``args`` of the network configuration, which the bench's own ``args`` (CNI_ARGS) hides."""
     original = bench.netconf
-    bench.netconf = lambda **changes: {**original(**changes), "args": args}  # type: ignore[method-assign]
+    bench.netconf = lambda **changes: {**original(**changes), "args": args}
     try:
         return bench.call(verb)
     finally:
-        bench.netconf = original  # type: ignore[method-assign]
+        bench.netconf = original
 
 
 @pytest.mark.parametrize(

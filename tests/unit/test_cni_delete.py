@@ -169,7 +169,10 @@ def test_a_foreign_plugin_that_fails_is_told_after_link_and_record_went(bench: C
 def test_the_record_goes_whatever_happens_to_the_answer(bench: CNIBench, kind: Any) -> None:
     answer(bench.call("ADD"))
     record = f"worker--1-cni-{CONTAINER}-eth0"
-    where = lambda key: isinstance(key, ResourceKey) and key.name == record  # noqa: E731
+
+    def where(key: Any) -> bool:
+        return isinstance(key, ResourceKey) and key.name == record
+
     store = FaultyStore(bench.base, Fault(kind, write=1, where=where))
     bench.store = store
     assert bench.call("DEL").exit_code == 0

@@ -82,7 +82,7 @@ def test_block_limit(world: Cluster, version: int, cidr: str, size: int, limit: 
     world.pool("pool-1", cidr, size)
     with pytest.raises(BlockLimitReached) as caught:
         world.auto(256, version=version, max_blocks_per_host=limit)
-    partial = caught.value.partial  # type: ignore[attr-defined]
+    partial = caught.value.partial
     family = partial.ipv4 if version == 4 else partial.ipv6
     assert len(family.addresses) == expected
     assert family.messages == (
@@ -96,7 +96,7 @@ def test_auto_allocate_off_and_own_blocks_full(world: Cluster) -> None:
     world.block("10.0.0.8/30", owner="node-1")
     with pytest.raises(RefusedError, match="failed to find or claim a block") as caught:
         world.auto(6)
-    assert len(caught.value.partial.addresses) == 4  # type: ignore[attr-defined]
+    assert len(caught.value.partial.addresses) == 4
 
 
 def _no_pool(world: Cluster) -> None:
@@ -151,14 +151,12 @@ def _no_node(world: Cluster) -> None:
         (_no_node, (), NotFound, "resource does not exist: Node(node-1) with error: <nil>"),
     ],
 )
-def test_refusals(
-    world: Cluster, arrange: object, requested: Sequence[str], error: type[IPAMError], text: str
-) -> None:
-    arrange(world)  # type: ignore[operator]
+def test_refusals(world: Cluster, arrange: object, requested: Sequence[str], error: type[IPAMError], text: str) -> None:
+    arrange(world)
     with pytest.raises(error) as caught:
         world.auto(ipv4_pools=[parse_network(cidr) for cidr in requested])
     assert str(caught.value) == text
-    assert caught.value.partial.addresses == ()  # type: ignore[attr-defined]
+    assert caught.value.partial.addresses == ()
     assert world.blocks() == {}
     assert world.rows() == {}
 
@@ -278,7 +276,7 @@ def test_reservations_and_windows_leave_fewer(world: Cluster) -> None:
 
 
 def test_an_unreadable_store_is_that_error(usual: Cluster) -> None:
-    class Broken(type(usual.store)):  # type: ignore[misc]
+    class Broken(type(usual.store)):
         def read(self, *wanted: object) -> object:
             raise StoreError("the disk is on fire")
 
@@ -293,7 +291,7 @@ KEPT = HostReserved(2, 1, WINDOWS_RESERVED, "kept")
 
 
 def source(world: Cluster, **more: int) -> BlockSource:
-    request = Request(use="Workload", host="node-1", numbers={4: 1}, host_reserved={4: KEPT}, **more)  # type: ignore[arg-type]
+    request = Request(use="Workload", host="node-1", numbers={4: 1}, host_reserved={4: KEPT}, **more)
     engine = Engine(world.store, world.clock, world.ipam._engine.retry)
     look = engine.look(Affinities(HOST, "node-1", 4), node_key("node-1"), reservations=True)
     return BlockSource(engine, prepare(engine, request, look, 4), request)

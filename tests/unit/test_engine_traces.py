@@ -84,7 +84,7 @@ def test_t4_at_the_block_limit(four_small: Cluster, strict: bool) -> None:
     before = four_small.blocks()
     with pytest.raises(BlockLimitReached) as caught:
         four_small.auto(handle="h", max_blocks_per_host=1)
-    found = caught.value.partial.ipv4  # type: ignore[attr-defined]
+    found = caught.value.partial.ipv4
     assert found.addresses == ()
     assert found.messages == ("Need to allocate an IPAM block but could not - limit of 1 blocks reached for this node",)
     assert str(caught.value) == "cannot allocate new block due to per host block limit"
@@ -204,7 +204,7 @@ def test_t11_dual_stack(usual: Cluster) -> None:
 def test_t11_ipv6_failing_keeps_ipv4_for_the_caller(usual: Cluster) -> None:
     with pytest.raises(NoQualifiedPool) as caught:
         usual.ipam.auto_assign(use="Workload", num4=1, num6=1, handle="h", hostname="node-1")
-    partial = caught.value.partial  # type: ignore[attr-defined]
+    partial = caught.value.partial
     assert [str(a) for a in partial.addresses] == [FIRST]
     assert partial.ipv6 is None
     assert usual.handle("h") == {FIRST: 1}
@@ -237,8 +237,8 @@ def test_t16_release_with_a_wrong_sequence_number(usual: Cluster) -> None:
     with pytest.raises(BadSequenceNumber) as caught:
         usual.ipam.release_ips([ReleaseOption(address, "h1", START)])
     assert (caught.value.requested, caught.value.expected) == (START, START + 2)
-    assert caught.value.partial.released == ()  # type: ignore[attr-defined]
-    assert caught.value.partial.unallocated == ()  # type: ignore[attr-defined]
+    assert caught.value.partial.released == ()
+    assert caught.value.partial.unallocated == ()
     assert usual.blocks() == before
     option = ReleaseOption(address, "h1", START + 2)
     assert usual.ipam.release_ips([option]).released == (option,)

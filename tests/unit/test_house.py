@@ -150,7 +150,7 @@ def test_every_exemption_in_the_settings_has_its_reason_beside_it() -> None:
 # --- the repository speaks of the product only --------------------------------------------------------------
 
 PRIVATE_FOLDERS = ("work", "farm", "root", "home")
-MACHINE_PATH = re.compile(rf"(?<![\w.{{}}$)-])/(?:{'|'.join(PRIVATE_FOLDERS)})(?:/|(?![\w-]))")
+MACHINE_PATH = re.compile(rf"(?<![\w.{{}}$)/-])/(?:{'|'.join(PRIVATE_FOLDERS)})(?:/|(?![\w-]))")
 LEFT_OPEN = re.compile(r"\b(TO" r"DO|FIX" r"ME|XX" r"X)\b")
 
 
