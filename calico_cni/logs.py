@@ -12,7 +12,7 @@ import os
 import re
 import time
 from collections.abc import Iterator, Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TextIO
 
@@ -88,6 +88,8 @@ class SharedFileHandler(logging.Handler):
     Nothing is ever truncated. Rotated files are not compressed: a call of some milliseconds is not the place for it.
     """
 
+    _unit = _MEGABYTE
+
     def __init__(self, conf: LogConf) -> None:
         super().__init__()
         self._path = Path(conf.path)
@@ -100,7 +102,7 @@ class SharedFileHandler(logging.Handler):
             self._path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
             descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
             try:
-                full = os.fstat(descriptor).st_size + len(line) > self._conf.max_size * _MEGABYTE
+                full = os.fstat(descriptor).st_size + len(line) > self._conf.max_size * self._unit
                 os.write(descriptor, line)
             finally:
                 os.close(descriptor)
@@ -118,12 +120,20 @@ class SharedFileHandler(logging.Handler):
         """Move the file aside unless somebody else just did."""
         with self._path.with_name(self._path.name + ".lock").open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            if self._path.stat().st_size <= self._conf.max_size * _MEGABYTE:
+            if self._path.stat().st_size <= self._conf.max_size * self._unit:
                 return
-            moment = datetime.now()
-            stamp = f"{moment:%Y-%m-%dT%H-%M-%S}.{moment.microsecond // 1000:03d}"
-            self._path.rename(self._path.with_name(f"{self._path.stem}-{stamp}{self._path.suffix}"))
+            self._path.rename(self._free_name())
             self._prune()
+
+    def _free_name(self) -> Path:
+        """Return a name that nothing has yet: two files may fill up within a millisecond, and rename overwrites."""
+        moment = datetime.now()
+        while True:
+            stamp = f"{moment:%Y-%m-%dT%H-%M-%S}.{moment.microsecond // 1000:03d}"
+            found = self._path.with_name(f"{self._path.stem}-{stamp}{self._path.suffix}")
+            if not found.exists():
+                return found
+            moment += timedelta(milliseconds=1)
 
     def _prune(self) -> None:
         """Remove rotated files beyond the number and the age that are kept."""

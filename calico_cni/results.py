@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from ipaddress import IPv4Interface, IPv6Interface, ip_interface
 from typing import Any
 
@@ -79,10 +79,6 @@ class Result:
     ips: tuple[ResultIP, ...] = ()
     routes: tuple[ResultRoute, ...] = ()
     dns: DNS = field(default_factory=DNS)
-
-    def without_gateways(self) -> Result:
-        """Return the result with no gateway at any address: the gateway is the same link-local one everywhere."""
-        return replace(self, ips=tuple(replace(ip, gateway="") for ip in self.ips))
 
 
 # --- printing ----------------------------------------------------------------------------------------------
@@ -221,7 +217,7 @@ def _read_oldest(document: Mapping[str, Any]) -> Result:
     for key in ("ip4", "ip6"):
         entry = document.get(key)
         if entry:
-            ips.append(ResultIP(ip_interface(entry["ip"]), _text(entry.get("gateway"))))
+            ips.append(ResultIP(_interface(entry.get("ip")), _text(entry.get("gateway"))))
             routes += [_read_route(route) for route in entry.get("routes") or ()]
     return Result(ips=tuple(ips), routes=tuple(routes), dns=_read_dns(document))
 
@@ -230,7 +226,7 @@ def _read_newer(document: Mapping[str, Any]) -> Result:
     return Result(
         interfaces=tuple(_read_interface(entry) for entry in document.get("interfaces") or ()),
         ips=tuple(
-            ResultIP(ip_interface(entry["address"]), _text(entry.get("gateway")), _index(entry.get("interface")))
+            ResultIP(_interface(entry.get("address")), _text(entry.get("gateway")), _index(entry.get("interface")))
             for entry in document.get("ips") or ()
         ),
         routes=tuple(_read_route(entry) for entry in document.get("routes") or ()),
@@ -271,10 +267,14 @@ def _read_dns(document: Mapping[str, Any]) -> DNS:
 
 
 def _cidr(value: Any) -> str:
+    return str(_interface(value))
+
+
+def _interface(value: Any) -> Interface:
     text = _text(value)
     if "/" not in text:
         raise ValueError(f"invalid CIDR address: {text or '<nil>'}")
-    return str(ip_interface(text))
+    return ip_interface(text)
 
 
 def _family(cidr: str) -> int:
