@@ -148,7 +148,7 @@ def test_old_and_surplus_files_go(tmp_path: Path) -> None:
     ancient.touch()
     os.utime(ancient, (time.time() - 31 * 86400,) * 2)
     handler = small(path, max_count=3)
-    for number in range(40):
+    for number in range(120):
         handler.emit(record(f"{number} " + "x" * 80))
     rotated = sorted(p.name for p in tmp_path.glob("cni-2*"))
     assert len(rotated) == 3
