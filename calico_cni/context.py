@@ -12,11 +12,11 @@ from calico_cni.errors import cni_error
 from calico_cni.logs import Log
 from calico_cni.netconf import LogConf, NetConf
 from calico_cni.protocol import Request
-from calico_ipam.errors import IPAMError
+from calico_ipam.errors import IPAMError, NotConfigured
 
 if TYPE_CHECKING:
     from calico_cni.dataplane.api import Dataplane
-    from calico_ipam.datastore.api import Datastore
+    from calico_ipam.datastore.api import Datastore, Deadline
     from calico_ipam.engine.policy import Clock
 
 
@@ -26,6 +26,32 @@ class StoreOpener(Protocol):
     def __call__(
         self, settings: Mapping[str, Any], environ: Mapping[str, str]
     ) -> AbstractContextManager[Datastore]: ...
+
+
+class Cluster(Protocol):
+    """Reads objects of Kubernetes. Every method may raise NotFound, NotConfigured and the errors of a datastore."""
+
+    def within(self, deadline: Deadline | None) -> Cluster: ...
+
+    def pod(self, namespace: str, name: str) -> Mapping[str, Any]: ...
+
+    def namespace(self, name: str) -> Mapping[str, Any]: ...
+
+    def node(self, name: str) -> Mapping[str, Any]: ...
+
+    def machine_instance(self, namespace: str, name: str) -> Mapping[str, Any]: ...
+
+    def machine(self, namespace: str, name: str) -> Mapping[str, Any]: ...
+
+    def version(self) -> Mapping[str, Any]: ...
+
+    def close(self) -> None: ...
+
+
+class ClusterOpener(Protocol):
+    """Returns the cluster that a configuration names; on the Kubernetes datastore it shares the store's connection."""
+
+    def __call__(self, settings: Mapping[str, Any], environ: Mapping[str, str], store: Datastore) -> Cluster: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +75,12 @@ class Paths:
 
     mtu_file: Path = Path("/var/lib/calico/mtu")
     upgrade_marker: Path = Path("/var/run/calico/cni/ipam_upgraded")
+    installed_netconf: Path = Path("/etc/cni/net.d/10-calico.conflist")
+
+
+def no_cluster(settings: Mapping[str, Any], environ: Mapping[str, str], store: Datastore) -> Cluster:  # noqa: ARG001
+    """Stand in where nobody knows of Kubernetes."""  # the arguments are the protocol's
+    raise NotConfigured("this context has no Kubernetes cluster")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +101,15 @@ class Context:
     fetch: Callable[[str, float], int]
     note: Callable[[bytes], None]
     paths: Paths = Paths()
+    open_cluster: ClusterOpener = no_cluster
 
     def sharing(self, store: Datastore) -> Context:
         """Return the context for a call inside this one: same store, and the log that is already open."""
         return replace(self, open_store=lambda _settings, _environ: nullcontext(store), logging=_already_logging)
+
+    def knowing(self, cluster: Cluster) -> Context:
+        """Return the context for a call inside this one that may use what was read of Kubernetes already."""
+        return replace(self, open_cluster=lambda _settings, _environ, _store: cluster)
 
 
 def _already_logging(_conf: LogConf) -> AbstractContextManager[None]:
@@ -98,6 +135,10 @@ class Call:
             raise cni_error(error, prefix) from error
         with _entered(opened):
             yield store
+
+    def cluster(self, store: Datastore) -> Cluster:
+        """Return the cluster that knows the pods; nothing is sent yet. Raises NotConfigured, InvalidInput."""
+        return self.context.open_cluster(self.conf.cluster_settings, self.request.environ, store)
 
 
 @contextmanager

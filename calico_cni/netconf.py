@@ -86,6 +86,7 @@ class NetConf:
     dataplane_type: str
     dataplane_options: Mapping[str, Any]
     include_default_routes: bool
+    nat_outgoing: bool  #: masquerade what leaves the pools, on a host without Felix
     readiness_gates: tuple[str, ...]
     policy_setup_timeout: int  #: seconds
     endpoint_status_dir: str
@@ -96,6 +97,7 @@ class NetConf:
     previous: Mapping[str, Any] | None  #: ``prevResult`` as it came
     ineffective: tuple[str, ...]  #: keys that are set and do nothing for the datastore's client (§15.23)
     store_settings: Mapping[str, Any] = field(repr=False)
+    cluster_settings: Mapping[str, Any] = field(repr=False)  #: of the API server that knows the pods
     document: Mapping[str, Any] = field(repr=False)  #: the whole configuration; may hold tokens and keys
 
     @property
@@ -143,6 +145,7 @@ def load(document: Mapping[str, Any]) -> NetConf:
         dataplane_type=_option(options, "type"),
         dataplane_options=options,
         include_default_routes=found["include_default_routes"],
+        nat_outgoing=found["nat_outgoing"],
         readiness_gates=found["readiness_gates"],
         policy_setup_timeout=found["policy_setup_timeout_seconds"],
         endpoint_status_dir=found["endpoint_status_dir"] or DEFAULT_STATUS_DIR,
@@ -153,6 +156,7 @@ def load(document: Mapping[str, Any]) -> NetConf:
         previous=found["prevResult"],
         ineffective=_ineffective(found),
         store_settings=settings,
+        cluster_settings={**settings, "policy": {key: value for key, value in found["policy"].items() if value}},
         document=document,
     )
 

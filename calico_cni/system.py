@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from calico_cni.context import Context, Finished
+from calico_cni.context import Cluster, Context, Finished
 from calico_cni.logs import logging_to
 from calico_cni.netconf import LogConf
 
@@ -42,6 +42,7 @@ def system_context(stderr: TextIO) -> Context:
         run_program=run_program,
         fetch=fetch,
         note=_note(stderr),
+        open_cluster=open_cluster,
     )
 
 
@@ -55,6 +56,13 @@ def open_store(settings: Mapping[str, Any], environ: Mapping[str, str]) -> Itera
         yield store
     finally:
         store.close()
+
+
+def open_cluster(settings: Mapping[str, Any], environ: Mapping[str, str], store: Datastore) -> Cluster:
+    """Return the Kubernetes cluster that a network configuration and the environment name."""
+    from calico_ipam.datastore import config
+
+    return config.open_cluster(settings, environ, store)
 
 
 def linux_dataplane() -> Dataplane:

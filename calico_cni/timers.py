@@ -7,6 +7,10 @@ CONNECTION_TEST = 2.0
 STATUS = 2.0
 #: Reading and writing the endpoint record, the profile and the cluster information; each phase of a verb gets it anew.
 RECORDS = 30.0
+#: Reading the IPAM settings where their default will do.
+SETTINGS = 10.0
+#: Taking over the addresses of a virtual machine.
+REUSE = 30.0
 #: Listing pools.
 POOLS = 30.0
 #: Waiting for the host-wide lock; longer than the lock's holder may take.

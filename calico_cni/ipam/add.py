@@ -8,21 +8,22 @@ from ipaddress import IPv4Interface, IPv6Interface, ip_interface
 from calico_cni import timers
 from calico_cni.args import ADDRESS_KEYS, parse_args
 from calico_cni.context import Answer, Call
-from calico_cni.errors import CNIError
+from calico_cni.errors import CNIError, cni_error
 from calico_cni.identity import Identity, identify
 from calico_cni.ipam.assignment import Assignment
 from calico_cni.ipam.lock import host_lock
 from calico_cni.ipam.pools import resolve_pools
-from calico_cni.ipam.upgrade import mark_upgraded
+from calico_cni.ipam.upgrade import upgrade_before_search, upgrade_once
 from calico_cni.netconf import wanted_addresses
 from calico_cni.results import Result, ResultIP, ResultRoute, print_result
 from calico_ipam.datastore.api import Datastore, Deadline
 from calico_ipam.engine.client import IPAM
-from calico_ipam.engine.results import AutoAssigned
-from calico_ipam.errors import NotConfigured
+from calico_ipam.engine.results import AutoAssigned, NamespaceLabels
+from calico_ipam.errors import IPAMError, NotFound
 from calico_ipam.model.addresses import Address
 from calico_ipam.model.handle import check_handle
 from calico_ipam.model.pool import WORKLOAD
+from calico_ipam.model.resource import mapping
 
 Found = Sequence[IPv4Interface | IPv6Interface]
 
@@ -35,15 +36,30 @@ def add(call: Call) -> Answer:
     assignment = Assignment.of(call, identity)
     check_handle(assignment.handle)
     with call.store() as store:
-        assign = _specific(call, assignment, wanted) if wanted else _automatic(call, store, identity, assignment)
-        ipam = IPAM(store, hostname=identity.node, clock=call.context.clock)
-        with host_lock(call.conf.ipam_lock_file, call.log):
-            try:
-                found = assign(ipam.within(Deadline.after(timers.ALLOCATION)))
-                text = print_result(_result(found), call.conf.version)
-            except BaseException:
-                assignment.take_back(ipam, call.log)
-                raise
+        from calico_cni.ipam.kubevirt import may_be_launcher
+
+        if may_be_launcher(call, store, identity):
+            from calico_cni.ipam.machine import add_machine
+
+            answer = add_machine(call, store, identity, assignment, wanted)
+            if answer is not None:
+                return answer
+        return assign_new(call, store, identity, assignment, wanted)
+
+
+def assign_new(
+    call: Call, store: Datastore, identity: Identity, assignment: Assignment, wanted: Sequence[Address]
+) -> Answer:
+    """Assign addresses that nobody holds yet."""
+    assign = _specific(call, assignment, wanted) if wanted else _automatic(call, store, identity, assignment)
+    ipam = IPAM(store, hostname=identity.node, clock=call.context.clock)
+    with host_lock(call.conf.ipam_lock_file, call.log):
+        try:
+            found = assign(ipam.within(Deadline.after(timers.ALLOCATION)))
+            text = print_result(result_of(found), call.conf.version)
+        except BaseException:
+            assignment.take_back(ipam, call.log)
+            raise
     call.log.info("Assigned addresses", handle=assignment.handle, addresses=" ".join(str(i) for i in found))
     return Answer(text, fresh=True)
 
@@ -59,9 +75,15 @@ def _specific(call: Call, assignment: Assignment, wanted: Sequence[Address]) -> 
     """Return what assigns the given addresses (§7.1 step 6)."""
 
     def assign(ipam: IPAM) -> Found:
-        mark_upgraded(call.context.paths.upgrade_marker)
+        upgrade_once(call, ipam)
         for address in wanted:
-            ipam.assign_ip(address, handle=assignment.handle, attrs=assignment.attrs, use=WORKLOAD)
+            ipam.assign_ip(
+                address,
+                handle=assignment.handle,
+                attrs=assignment.attrs,
+                use=WORKLOAD,
+                max_per_handle=assignment.most,
+            )
         return [ip_interface(address) for address in wanted]
 
     return assign
@@ -72,10 +94,10 @@ def _automatic(call: Call, store: Datastore, identity: Identity, assignment: Ass
     conf = call.conf
     pools4 = resolve_pools(store, conf.ipam.ipv4_pools, 4)
     pools6 = resolve_pools(store, conf.ipam.ipv6_pools, 6)
-    if conf.for_kubernetes and identity.namespace:
-        raise no_namespace(call, identity.namespace)
+    namespace = namespace_labels(call, store, identity.namespace) if conf.for_kubernetes else None
 
     def assign(ipam: IPAM) -> Found:
+        upgrade_before_search(call, ipam)
         found = ipam.auto_assign(
             use=WORKLOAD,
             num4=int(conf.ipam.assign_ipv4),
@@ -85,6 +107,8 @@ def _automatic(call: Call, store: Datastore, identity: Identity, assignment: Ass
             ipv4_pools=pools4,
             ipv6_pools=pools6,
             max_blocks_per_host=1 if conf.windows_use_single_network else 0,
+            max_per_handle=assignment.most,
+            namespace=namespace,
         )
         _require_all(found)
         return [ip_interface(str(address)) for address in found.addresses]
@@ -99,19 +123,19 @@ def _require_all(found: AutoAssigned) -> None:
             raise CNIError(f"failed to request IPv{part.version} addresses: {part.shortfall}")
 
 
-def no_namespace(call: Call, namespace: str) -> NotConfigured:
-    """Return the error for a configuration that wants a namespace read from Kubernetes, which this release cannot."""
-    if not call.conf.kubeconfig:
-        cause = "invalid configuration: no configuration has been provided, "
-        cause += "try setting KUBERNETES_MASTER environment variable"
-        hint = 'Set "kubeconfig" in the "kubernetes" section, or remove policy.type on a host without Kubernetes.'
-    else:
-        cause = "this release has no Kubernetes backend"
-        hint = 'On a host without Kubernetes remove the "kubernetes" section and policy.type.'
-    return NotConfigured(f"failed to get namespace {namespace}: {cause}", subject=namespace, hint=hint)
+def namespace_labels(call: Call, store: Datastore, namespace: str) -> NamespaceLabels:
+    """Return the namespace of a request, for pools that select namespaces. Raises CNIError."""
+    try:
+        cluster = call.cluster(store).within(Deadline.after(timers.RECORDS))
+        found = mapping(cluster.namespace(namespace).get("metadata"))
+    except NotFound as error:
+        raise CNIError(f"failed to get namespace {namespace}: {error.reason or error}", error.hint) from error
+    except IPAMError as error:
+        raise cni_error(error, f"failed to get namespace {namespace}: ") from error
+    return NamespaceLabels(namespace, {str(k): str(v) for k, v in mapping(found.get("labels")).items()})
 
 
-def _result(found: Found) -> Result:
+def result_of(found: Found) -> Result:
     """Return the result: each address with its block's length, and one route with that very text (§7.1 step 9)."""
     return Result(
         ips=tuple(ResultIP(address) for address in found),

@@ -19,10 +19,14 @@ from calico_ipam.model.timestamps import format_attribute_time
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What is written beside an address. The timestamp, in nanoseconds, tells this assignment from any other."""
+    """What is written beside an address. The timestamp, in nanoseconds, tells this assignment from any other.
+
+    ``most``: addresses of each family that the handle may hold; 0: any number.
+    """
 
     handle: str
     attrs: Mapping[str, str] = field(default_factory=dict)
+    most: int = 0
 
     @classmethod
     def of(cls, call: Call, identity: Identity) -> Assignment:
@@ -31,6 +35,10 @@ class Assignment:
         if identity.for_kubernetes:
             attrs |= {POD: identity.pod, NAMESPACE: identity.namespace}
         return cls(identity.handle(call.conf.name), attrs)
+
+    def for_machine(self, handle: str, attributes: Mapping[str, str]) -> Assignment:
+        """Return the assignment to a virtual machine, which holds its addresses under a handle of its own (§7.5)."""
+        return Assignment(handle, {**self.attrs, **attributes}, most=1)
 
     def take_back(self, ipam: IPAM, log: Log) -> None:
         """Release what this assignment holds, and nothing else; a failure is a warning, the runtime's DEL comes anyway.

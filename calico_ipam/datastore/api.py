@@ -164,10 +164,12 @@ class Capabilities:
     """What a backend can do beyond the contract.
 
     ``atomic``: a commit of several writes happens as a whole or not at all. Elsewhere writes go one by one in the
-    order given, and the error of a later one carries what was ``applied``.
+    order given, and the error of a later one carries what was ``applied``. ``endpoints_are_pods``: workload endpoints
+    are not stored but derived from the pods of Kubernetes, and writing one annotates its pod (datastore §9).
     """
 
     atomic: bool
+    endpoints_are_pods: bool = False
 
 
 class Datastore(Protocol):

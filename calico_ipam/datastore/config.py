@@ -9,7 +9,7 @@ import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from calico_ipam.datastore.api import Datastore
@@ -21,15 +21,20 @@ from calico_ipam.datastore.settings import (
     completed,
     from_environment,
     from_file,
+    of_cluster,
     overlaid,
     split_endpoints,
 )
 from calico_ipam.errors import InvalidInput, NotConfigured
 
+if TYPE_CHECKING:
+    from calico_ipam.datastore.kube.cluster import Cluster
+
 __all__ = [
     "DEFAULT_CONFIG_FILE",
     "Settings",
     "load_settings",
+    "open_cluster",
     "open_datastore",
     "open_plugin_datastore",
     "plugin_settings",
@@ -67,6 +72,34 @@ def open_datastore(
 def open_plugin_datastore(netconf: Mapping[str, Any], environ: Mapping[str, str]) -> Datastore:
     """Open the datastore of a plugin call; see :func:`plugin_settings`."""
     return _opened(plugin_settings(netconf, environ))
+
+
+def open_cluster(netconf: Mapping[str, Any], environ: Mapping[str, str], store: Datastore) -> Cluster:
+    """Return the Kubernetes cluster of a plugin call: the API server that knows its pods (datastore §11).
+
+    On the Kubernetes datastore it is the store's own connection, unless the network configuration has other
+    credentials for it. Elsewhere it is a second one, and a configuration that names none is an error. Nothing is sent
+    yet, and the store closes what is its own. Raises NotConfigured.
+    """
+    from calico_ipam.datastore.kube.cluster import Cluster
+
+    settings = of_cluster(netconf, environ)
+    api = getattr(store, "api", None) if store.capabilities.endpoints_are_pods else None
+    if api is not None and settings == api.settings:
+        return Cluster(api)
+    if api is None and not (settings.kubeconfig or settings.k8s_api_endpoint or _inside_pod(environ)):
+        raise NotConfigured(
+            "invalid configuration: no configuration has been provided, "
+            "try setting KUBERNETES_MASTER environment variable",
+            hint='Set "kubeconfig" in the "kubernetes" section, or remove policy.type on a host without Kubernetes.',
+        )
+    from calico_ipam.datastore.kube.api import KubeApi
+
+    return Cluster(KubeApi(settings))
+
+
+def _inside_pod(environ: Mapping[str, str]) -> bool:
+    return bool(environ.get("KUBERNETES_SERVICE_HOST"))
 
 
 def load_settings(

@@ -259,6 +259,29 @@ _NETCONF = {
 }
 
 
+#: keys of a network configuration that the plugins' own client of Kubernetes takes, and not the datastore's
+_CLUSTER = {
+    "k8s_client_certificate": "k8s_cert_file",
+    "k8s_client_key": "k8s_key_file",
+    "k8s_certificate_authority": "k8s_ca_file",
+    "k8s_auth_token": "k8s_api_token",
+}
+
+
+def of_cluster(netconf: Mapping[str, Any], environ: Mapping[str, str]) -> Settings:
+    """Return the settings of the API server that knows the pods, for a plugin call (datastore §11, second client).
+
+    They are those of the Kubernetes datastore with the credentials of the ``policy`` section over them.
+    ``policy.k8s_api_root`` counts where ``kubernetes.k8s_api_root`` is not set. Raises InvalidInput.
+    """
+    found = from_environment(overlaid(netconf, environ)) | {"datastore_type": KUBERNETES}
+    policy, kubernetes = netconf.get("policy") or {}, netconf.get("kubernetes") or {}
+    if policy.get("k8s_api_root") and not kubernetes.get("k8s_api_root"):
+        found["k8s_api_endpoint"] = str(policy["k8s_api_root"])
+    found |= {name: str(policy[key]) for key, name in _CLUSTER.items() if policy.get(key)}
+    return completed(found, "the network configuration")
+
+
 def overlaid(netconf: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment with the non-empty values of a network configuration written over it (cni §4)."""
     merged = dict(environ)

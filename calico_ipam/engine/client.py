@@ -222,6 +222,13 @@ class IPAM:
         """
         owners.ensure_active_vm_owner(self._engine, network, namespace, vm, target_pod)
 
+    def upgrade_host(self, hostname: str | None = None) -> None:
+        """Bring what older releases stored for a host into today's form; without it, its blocks may not be found.
+
+        Costs one list on the Kubernetes datastore and nothing elsewhere. Raises TransientError, RefusedError.
+        """
+        self._engine.store.upgrade(self._engine.host(hostname))
+
     def get_utilization(self, pools: Iterable[str] = ()) -> Utilization:
         """Count addresses by pool and block (§17); ``pools``: names or CIDRs as written, none means all."""
         return utilization.get_utilization(self._engine, pools)

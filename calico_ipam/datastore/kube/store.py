@@ -84,7 +84,12 @@ class KubernetesStore(Datastore):
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(atomic=False)
+        return Capabilities(atomic=False, endpoints_are_pods=True)
+
+    @property
+    def api(self) -> KubeApi:
+        """The connection, for those who read other objects of the same server."""
+        return self._api
 
     @property
     def name(self) -> str:

@@ -1,0 +1,79 @@
+"""What the plugins read of Kubernetes itself: pods, namespaces, nodes and KubeVirt's machines (datastore §11).
+
+Objects stay the documents that the API server sent. They are read with ``get`` alone: the plugin's account may neither
+list nor watch them (datastore §12).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Self
+from urllib.parse import quote
+
+from calico_ipam.datastore.api import Deadline
+from calico_ipam.datastore.kube.api import KubeApi, Request
+from calico_ipam.datastore.settings import Settings
+
+KUBEVIRT = "/apis/kubevirt.io/v1"
+
+Document = Mapping[str, Any]
+
+
+class Cluster:
+    """One API server as one call of a plugin sees it: an object that was read is not read again.
+
+    A call decides on one state of a pod or namespace; what must be newer is compared by the API server when it is
+    written (UID, resource version). Nothing is sent before the first question.
+    """
+
+    def __init__(self, api: KubeApi) -> None:
+        self._api = api
+        self._deadline: Deadline | None = None
+        self._seen: dict[str, Document] = {}
+
+    @property
+    def settings(self) -> Settings:
+        return self._api.settings
+
+    def within(self, deadline: Deadline | None) -> Self:
+        """Return the same cluster, memory included, with questions that end by ``deadline``."""
+        view = type(self).__new__(type(self))
+        view.__dict__.update(self.__dict__)
+        view._deadline = deadline
+        return view
+
+    def pod(self, namespace: str, name: str) -> Document:
+        """Return a pod. Raises NotFound, whose ``reason`` is the API server's text, and the errors of a datastore."""
+        return self._get(f"/api/v1/namespaces/{_quoted(namespace)}/pods/{_quoted(name)}")
+
+    def namespace(self, name: str) -> Document:
+        """Return a namespace. Raises as :meth:`pod`."""
+        return self._get(f"/api/v1/namespaces/{_quoted(name)}")
+
+    def node(self, name: str) -> Document:
+        """Return a node of Kubernetes. Raises as :meth:`pod`."""
+        return self._get(f"/api/v1/nodes/{_quoted(name)}")
+
+    def machine_instance(self, namespace: str, name: str) -> Document:
+        """Return a running virtual machine of KubeVirt. Raises as :meth:`pod`."""
+        return self._get(f"{KUBEVIRT}/namespaces/{_quoted(namespace)}/virtualmachineinstances/{_quoted(name)}")
+
+    def machine(self, namespace: str, name: str) -> Document:
+        """Return a virtual machine of KubeVirt, running or not. Raises as :meth:`pod`."""
+        return self._get(f"{KUBEVIRT}/namespaces/{_quoted(namespace)}/virtualmachines/{_quoted(name)}")
+
+    def version(self) -> Document:
+        """Return the server's version. Raises the errors of a datastore."""
+        return self._api.call(Request("GET", "/version"), self._deadline)
+
+    def close(self) -> None:
+        self._api.close()
+
+    def _get(self, path: str) -> Document:
+        if path not in self._seen:
+            self._seen[path] = self._api.call(Request("GET", path), self._deadline)
+        return self._seen[path]
+
+
+def _quoted(text: str) -> str:
+    return quote(text, safe="")
