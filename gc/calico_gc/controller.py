@@ -1,0 +1,418 @@
+"""The collector as a machine of events: changes in, actions out, answers in (gc §3, §6 to §11).
+
+It owns the state and is used by one thread only. It reads nothing but nodes whose standing the caches do not tell;
+everything that writes is an action that a worker carries out on copies and whose answer comes back as an event. So the
+changes of other nodes are still taken in while thousands of addresses are being released.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from calico_gc import act, decide
+from calico_gc.act import Action, Done, GiveBack, Live, Release, Released, ReleaseNode, Thaw
+from calico_gc.decide import LiveNode, NodeDecision, NodeFacts, Standing
+from calico_gc.facts import Allocation, AllocationKey
+from calico_gc.gate import NotAllowed
+from calico_gc.options import Options
+from calico_gc.record import Record
+from calico_gc.state import State
+from calico_gc.suspicion import Moment
+from calico_gc.timing import Backoff, Clock, moment
+from calico_ipam.engine.world import Engine
+from calico_ipam.errors import BadHandle, BadSequenceNumber, Conflict, IPAMError
+from calico_ipam.model.config import IPAMConfig
+
+log = logging.getLogger(__name__)
+
+#: seconds for which the IPAM settings are believed; they only say when a cooling address is worth a look
+CONFIG_SECONDS = 5.0
+ActionKey = tuple[str, str]
+#: kinds of findings that every full scan either meets again or closes
+LOOKED_FOR = (decide.NODE_MISMATCH, decide.FINISHED_WITHOUT_ADDRESS, "in-use-on-gone-node", "held", "nameless")
+
+
+@dataclass(slots=True)
+class Controller:
+    """Decides what to do. ``submit`` hands an action to a worker; ``config`` reads the IPAM settings."""
+
+    state: State
+    live: Live
+    submit: Callable[[Action], None]
+    config: Callable[[], IPAMConfig]
+    clock: Clock
+    options: Options = field(default_factory=Options)
+    record: Record = field(default_factory=Record)
+    notify: Callable[[str, str, str], None] = lambda *_: None
+
+    active: bool = True  #: leader, or alone
+    busy: dict[ActionKey, Action] = field(default_factory=dict)  #: actions that are with a worker
+    backoff: Backoff = field(default_factory=Backoff)
+    leaving: dict[str, None] = field(default_factory=dict)  #: nodes that are gone and use nothing
+    held: tuple[AllocationKey, ...] = ()
+    refused: dict[str, str] = field(default_factory=dict)  #: empty block that was not given back -> its revision
+    thawed: dict[str, str] = field(default_factory=dict)  #: block that was written -> revision it was then
+    planned: dict[ActionKey, Action] = field(default_factory=dict)  #: what a dry run would do
+    wake_at: float | None = None
+    _config: tuple[float, IPAMConfig] | None = None
+
+    # --- events --------------------------------------------------------------------------------------------
+
+    def block_changed(self, cidr: str) -> None:
+        """Something about a block is new: what was refused or failed because of its old state is worth a try."""
+        self.refused.pop(cidr, None)
+        self.thawed.pop(cidr, None)
+        host = self.state.owners.get(cidr)
+        if host in self.leaving:
+            self.backoff.succeeded(("node", host))
+
+    def tick(self) -> None:
+        self.state.full_scan = True
+
+    def step_down(self) -> None:
+        """Leadership is lost: nothing that was believed counts any more (gc §18.2)."""
+        self.active = False
+        self.state.forget_suspicions()
+        self.leaving.clear()
+        self.held = ()
+
+    # --- one pass ------------------------------------------------------------------------------------------
+
+    def sync(self) -> bool:
+        """Look at what changed and hand out what is to be done. False: the datastore is locked or not in sync."""
+        self.wake_at = None
+        if not self.state.ready or not self.state.in_sync or not self.active:
+            self.record.syncs["skipped"] += 1
+            return False
+        now = moment(self.clock)
+        self._scan(now)
+        self._release_leaks(now)
+        self._thaw(now)
+        self._give_back(now)
+        self._release_nodes(now)
+        self._sleep_until(self.backoff.next_due())
+        self.record.syncs["ok"] += 1
+        self.record.last_success = now.wall
+        return True
+
+    def _sleep_until(self, due: float | None) -> None:
+        if due is not None and (self.wake_at is None or due < self.wake_at):
+            self.wake_at = due
+
+    def _scan(self, now: Moment) -> None:
+        full, self.state.full_scan = self.state.full_scan, False
+        names = list(self.state.nodes_of_interest() if full else self.state.dirty)
+        for decision in self._decisions(names, now):
+            self._believe(decision, now)
+        if full:
+            self._remark_nameless(now)
+            self.record.settle(LOOKED_FOR, now.mono)
+
+    def _decisions(self, names: Sequence[str], now: Moment) -> Iterable[NodeDecision]:
+        unknown = [name for name in names if not self.state.nodes.get(name)]
+        standings = self.live.nodes(unknown) if unknown else {}
+        for name in names:
+            knode = self.state.nodes.get(name, "")
+            standing = Standing.PRESENT if knode else standings.get(name, LiveNode(Standing.UNKNOWN)).standing
+            if not knode and standing is Standing.PRESENT:
+                knode = standings[name].knode
+            facts = NodeFacts(
+                name,
+                standing,
+                knode,
+                bool(knode) and knode in self.state.kube_nodes,
+                tuple(self.state.by_node.get(name, {}).values()),
+            )
+            yield decide.look_at_node(facts, self.state, self.state.suspects, self.options.rules, now)
+
+    def _believe(self, decision: NodeDecision, now: Moment) -> None:
+        node = decision.node
+        if decision.look_again:
+            self.state.mark_dirty(node)
+            self._sleep_until(now.mono + 1.0)
+            return
+        for key, suspicion in decision.suspicions.items():
+            before = self.state.suspects.get(key)
+            if before is None and suspicion is None:
+                continue
+            self.state.suspect(key, suspicion)
+            if suspicion is not None and before is None:
+                self.record.detected[suspicion.reason] += 1
+                log.info("Candidate IP leak: %s (%s)", self._named(key), suspicion.reason)
+            if suspicion is not None and suspicion.confirmed and not (before and before.confirmed):
+                log.warning("Confirmed IP leak: %s (%s)", self._named(key), suspicion.reason)
+            if suspicion is None:
+                log.info("IP is in use after all: %s", self._named(key))
+        for remark in decision.remarks:
+            self._remark(now, remark.kind, remark.allocation)
+        if decision.release:
+            self.leaving.setdefault(node)
+            self.state.mark_dirty(node)
+            return
+        self.leaving.pop(node, None)
+        self.state.dirty.pop(node, None)
+        for key in decision.in_use:
+            allocation = self.state.allocation(key)
+            if allocation is not None:
+                self._remark(now, "in-use-on-gone-node", allocation)
+
+    def _remark(self, now: Moment, kind: str, allocation: Allocation) -> None:
+        text = f"{allocation.id} of {_pod_text(allocation)} on node {allocation.node or 'unknown'}"
+        if self.record.found(now, kind, allocation.id, text) and kind == decide.NODE_MISMATCH:
+            log.warning("%s is used by a pod on another node than IPAM has noted; it is kept", text)
+            self.notify("IPInUseNodeMismatch", allocation.node, text)
+
+    def _remark_nameless(self, now: Moment) -> None:
+        """Addresses without a handle or a node are never released; they are only told (limit U26)."""
+        for cidr, tracked in self.state.blocks.items():
+            if tracked.nameless:
+                text = f"block {cidr} holds {tracked.nameless} addresses without a handle"
+                self.record.found(now, "nameless", cidr, text)
+            if "" in tracked.tally and tracked.host:
+                text = f"block {cidr} holds {tracked.tally['']} addresses that name no node"
+                self.record.found(now, "nameless", f"{cidr} node", text)
+
+    def _named(self, key: AllocationKey) -> str:
+        found = self.state.allocation(key)
+        if found is None:
+            return f"ordinal {key[1]} of {key[0]}"
+        return f"ip={found.address} handle={found.handle!r} node={found.node} pod={_pod_text(found)}"
+
+    # --- handing out -------------------------------------------------------------------------------------------
+
+    def _start(self, action: Action, now: Moment) -> bool:
+        """Hand an action to a worker unless it is there already or has to wait."""
+        if action.key in self.busy:
+            return False
+        if not self.backoff.ready(action.key, now.mono):
+            return False
+        if self.options.dry_run and self.planned.get(action.key) == action:
+            return False
+        self.busy[action.key] = action
+        self.submit(action)
+        return True
+
+    def _release_leaks(self, now: Moment) -> None:
+        releases = [action for action in self.busy.values() if isinstance(action, Release)]
+        taken = {a.block for action in releases for a in action.group.allocations}
+        waiting = {key[1] for key in self.backoff.waiting(now.mono) if key[0] == "release"}
+        groups, held = decide.group_leaks(self.state, taken | waiting, self.options.most_releases)
+        for group in groups:
+            self._start(Release(group, self.options.rules), now)
+        self.held = tuple(held)
+        for key in held:
+            allocation = self.state.allocation(key)
+            if allocation is not None:
+                self.record.found(
+                    now,
+                    "held",
+                    allocation.id,
+                    f"{allocation.id} looks leaked, but its handle has another address that is in use",
+                )
+
+    def _thaw(self, now: Moment) -> None:
+        if not self.state.cold:
+            return
+        if self._config is None or now.mono - self._config[0] > CONFIG_SECONDS:
+            try:
+                self._config = (now.mono, self.config())
+            except IPAMError as error:
+                log.warning("the IPAM configuration cannot be read, cooling addresses wait: %s", error)
+                self._sleep_until(now.mono + CONFIG_SECONDS)
+                return
+        config = self._config[1]
+        for cidr in decide.cooled_down(self.state.cold, config.cooldown_seconds, now):
+            tracked = self.state.blocks[cidr]
+            if self.thawed.get(cidr) != tracked.revision:
+                self._start(Thaw(cidr, tracked.revision, config), now)
+        later = [at for at in self.state.cold.values() if at > now.wall - config.cooldown_seconds * 1_000_000_000]
+        if later:
+            wait = (min(later) - now.wall) / 1e9 + config.cooldown_seconds
+            self._sleep_until(now.mono + max(1.0, wait))
+
+    def _give_back(self, now: Moment) -> None:
+        busy = {cidr for kind, cidr in self.busy if kind == "give-back"}
+        empty = {c: h for c, h in self.state.empty.items() if c not in self.refused and c not in busy}
+        look = decide.look_at_empty_blocks(
+            empty,
+            {host: blocks - busy for host, blocks in self.state.owned.items()} if busy else self.state.owned,
+            self.state.empty_since,
+            {host: self._untouched_by_flannel(host) for host in set(empty.values())},
+            self.options.rules.leak_grace,
+            now,
+        )
+        others = {c: s for c, s in self.state.empty_since.items() if c not in empty}
+        self.state.empty_since = {**others, **look.since}
+        for cidr in look.release:
+            tracked = self.state.blocks[cidr]
+            self._start(GiveBack(cidr, self.state.empty[cidr], tracked.block, self.options.repair_rowless), now)
+
+    def _untouched_by_flannel(self, host: str) -> bool:
+        knode = self.state.nodes.get(host, "")
+        node = self.state.kube_nodes.get(knode)
+        return node is None or not node.migrating
+
+    def _release_nodes(self, now: Moment) -> None:
+        for node in list(self.leaving):
+            mine = self.state.by_node.get(node, {})
+            if all(allocation.windows_reserved for allocation in mine.values()):
+                self._start(ReleaseNode(node), now)
+
+    # --- answers -----------------------------------------------------------------------------------------------
+
+    def progress(self, part: Released) -> None:
+        """Take over what a worker has done so far of a release."""
+        now = moment(self.clock)
+        for allocation in part.freed:
+            pool = self.state.pools.of_block.get(allocation.block, "no_ippool")
+            self.record.reclaim(pool, allocation.node)
+            reason = self.state.suspects[allocation.key].reason if allocation.key in self.state.suspects else ""
+            self.record.happened(now, "release", allocation.id, reason)
+            log.info("Garbage collected leaked IP: %s", self._named(allocation.key))
+            self.state.forget(allocation)
+        if part.freed:
+            nodes = {a.node for a in part.freed}
+            for node in sorted(nodes):
+                number = sum(a.node == node for a in part.freed)
+                self.notify(
+                    "IPLeakReclaimed", node, f"{number} leaked addresses of block {part.freed[0].block} released"
+                )
+        for allocation in part.free:
+            self.state.forget(allocation)
+        for allocation in part.alive + part.stale:
+            if self._same(allocation):
+                self.state.suspect(allocation.key, None)
+                self.state.mark_dirty(allocation.node)
+        for allocation in part.failed:
+            log.warning("leaked IP was not collected and stays for now: %s: %s", allocation.id, part.error)
+
+    def _same(self, allocation: Allocation) -> bool:
+        return self.state.allocation(allocation.key) is allocation
+
+    def conclude(self, action: Action, answer: Released | Done) -> None:
+        """Take over the last answer to an action."""
+        now = moment(self.clock)
+        self.busy.pop(action.key, None)
+        if self.options.dry_run:
+            self.planned[action.key] = action
+            self.record.happened(now, *_told(action), result="dry-run")
+            return
+        error = answer.error
+        if isinstance(error, NotAllowed):
+            log.warning("%s was not done: %s", action.key, error)
+        if error is None:
+            self.backoff.succeeded(action.key)
+        else:
+            self._sleep_until(self.backoff.failed(action.key, now.mono))
+        match action, answer:
+            case Release(), Released():
+                self._concluded_release(answer)
+            case GiveBack(), Done():
+                self._concluded_give_back(action, answer, now)
+            case ReleaseNode(), Done():
+                self._concluded_node(action, answer, now)
+            case Thaw(), Done() if error is None:
+                if answer.gone:
+                    self.state.drop_block(action.cidr)
+                else:
+                    self.thawed[action.cidr] = action.revision
+
+    def _concluded_release(self, answer: Released) -> None:
+        if answer.stale:
+            self.record.release_errors["sequence"] += len(answer.stale)
+        if answer.error is not None:
+            self.record.syncs["error"] += 1
+            self.record.release_errors[_kind(answer.error)] += 1
+
+    def _concluded_give_back(self, action: GiveBack, answer: Done, now: Moment) -> None:
+        if answer.error is not None:
+            log.warning("empty block %s of %s was not released: %s", action.cidr, action.host, answer.error)
+            self.record.happened(now, "release-block", action.cidr, action.host, str(answer.error))
+            return
+        if answer.gone:
+            self.record.blocks_released += 1
+            self.record.happened(now, "release-block", action.cidr, action.host)
+            self.notify("EmptyBlockReleased", action.host, f"empty block {action.cidr} released")
+            self.state.drop_block(action.cidr)
+            return
+        if answer.entry is not None:
+            self.state.put_block(answer.entry.value, answer.entry.revision)
+            tracked = self.state.blocks[action.cidr]
+            self.refused[action.cidr] = tracked.revision
+            if answer.note == "no-affinity-row":
+                text = f"block {action.cidr} says it belongs to {action.host}, but no affinity row says so; it is kept"
+                if self.record.found(now, answer.note, action.cidr, text):
+                    log.warning("%s", text)
+
+    def _concluded_node(self, action: ReleaseNode, answer: Done, now: Moment) -> None:
+        node = action.node
+        if answer.note == "not-gone":
+            self.leaving.pop(node, None)
+            self.state.mark_dirty(node)
+            return
+        if answer.error is not None:
+            self.record.nodes_released["error"] += 1
+            text = f"node {node} is gone, but its blocks could not all be released: {answer.error}"
+            if self.record.found(now, "node-not-released", node, text):
+                log.warning("%s", text)
+                self.notify("NodeIPAMReleaseFailed", node, text)
+            return
+        self.record.nodes_released["ok"] += 1
+        self.record.findings.pop(("node-not-released", node), None)
+        self.record.forget_node(node)
+        self.record.happened(now, "release-node", node)
+        self.notify("NodeIPAMReleased", node, f"the blocks of node {node}, which is gone, were released")
+        log.info("Released all blocks of node %s, which is gone", node)
+        self.leaving.pop(node, None)
+        self.state.dirty.pop(node, None)
+
+
+def run(engine: Engine, live: Live, action: Action, progress: Callable[[Released], None]) -> Released | Done:
+    """Carry out an action; for workers."""
+    match action:
+        case Release():
+            return act.release(engine, live, action, progress)
+        case Thaw():
+            return act.thaw(engine, action)
+        case GiveBack():
+            return act.give_back(engine, action)
+        case ReleaseNode():
+            return act.release_node(engine, live, action)
+
+
+def preview(live: Live, action: Action, progress: Callable[[Released], None]) -> Released | Done:
+    """Do only what reads of an action; for a dry run."""
+    if not isinstance(action, Release):
+        return Done()
+    leaked = {a.key for a in act.look_again(live, action)}
+    answer = Released(alive=tuple(a for a in action.group.allocations if a.key not in leaked))
+    progress(answer)
+    return answer
+
+
+def _told(action: Action) -> tuple[str, str, str]:
+    """Return kind, subject and detail of an action for the log of actions."""
+    match action:
+        case Release(group):
+            return "release", group.key, ", ".join(a.id for a in group.allocations)
+        case Thaw(cidr):
+            return "thaw", cidr, ""
+        case GiveBack(cidr, host):
+            return "release-block", cidr, host
+        case ReleaseNode(node):
+            return "release-node", node, ""
+
+
+def _pod_text(allocation: Allocation) -> str:
+    namespace, name = allocation.pod
+    return f"{namespace}/{name}" if name else "-"
+
+
+def _kind(error: IPAMError) -> str:
+    if isinstance(error, BadSequenceNumber):
+        return "sequence"
+    if isinstance(error, BadHandle):
+        return "handle"
+    return "conflict" if isinstance(error, Conflict) else "other"

@@ -1,0 +1,106 @@
+"""Time, handed in from outside, and patience with what fails: back-off by key, and a limit on writes."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from calico_gc.suspicion import Moment
+
+
+class Clock(Protocol):
+    """Both clocks. The engine's own clock protocol is the first half of it."""
+
+    def now(self) -> int:
+        """Unix time in nanoseconds."""
+
+    def monotonic(self) -> float:
+        """Seconds that never go back."""
+
+    def sleep(self, seconds: float) -> None: ...
+
+
+class SystemClock:
+    """The machine's own clocks."""
+
+    def now(self) -> int:
+        return time.time_ns()
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+
+def moment(clock: Clock) -> Moment:
+    return Moment(clock.monotonic(), clock.now())
+
+
+Key = tuple[str, str]  #: what is tried, and on which object
+
+
+@dataclass(slots=True)
+class Backoff:
+    """When what failed may be tried again: ``first`` seconds, doubled with each failure up to ``longest``."""
+
+    first: float = 0.005
+    longest: float = 30.0
+    _failures: dict[Key, tuple[int, float]] = field(default_factory=dict)
+
+    def failed(self, key: Key, now: float) -> float:
+        """Note a failure; return when the next try is due."""
+        count = self._failures.get(key, (0, 0.0))[0]
+        due = now + min(self.longest, self.first * 2.0 ** min(count, 40))
+        self._failures[key] = (count + 1, due)
+        return due
+
+    def succeeded(self, key: Key) -> None:
+        self._failures.pop(key, None)
+
+    def ready(self, key: Key, now: float) -> bool:
+        found = self._failures.get(key)
+        return found is None or now >= found[1]
+
+    def count(self, key: Key) -> int:
+        return self._failures.get(key, (0, 0.0))[0]
+
+    def waiting(self, now: float) -> list[Key]:
+        """Return what has failed and is not to be tried yet."""
+        return [key for key, (_, due) in self._failures.items() if now < due]
+
+    def next_due(self) -> float | None:
+        """Return the earliest time at which something may be tried again."""
+        return min((due for _, due in self._failures.values()), default=None)
+
+    def keep(self, keys: set[Key]) -> None:
+        """Forget what is of no concern any more, so that the map stays small."""
+        for key in [k for k in self._failures if k not in keys]:
+            del self._failures[key]
+
+
+class Bucket:
+    """A token bucket shared by threads: ``rate`` per second, ``burst`` at once. A rate of 0 sets no limit."""
+
+    def __init__(self, clock: Clock, rate: float, burst: float | None = None) -> None:
+        self._clock = clock
+        self.rate = rate
+        self._burst = burst if burst is not None else max(1.0, rate)
+        self._tokens = self._burst
+        self._at = clock.monotonic()
+        self._lock = threading.Lock()
+
+    def take(self, number: int = 1) -> None:
+        """Wait until ``number`` tokens are there and take them; debts are paid by those who come later."""
+        if self.rate <= 0:
+            return
+        with self._lock:
+            now = self._clock.monotonic()
+            self._tokens = min(self._burst, self._tokens + (now - self._at) * self.rate)
+            self._at = now
+            self._tokens -= number
+            wait = -self._tokens / self.rate
+        if wait > 0:
+            self._clock.sleep(wait)

@@ -1,0 +1,153 @@
+"""Recorded collector cases as typed values, read strictly: what is not understood is an error (ruling 26)."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from calico_ipam.datastore import codec as text_codec
+from calico_ipam.datastore.api import Entry
+from calico_ipam.datastore.kube import codec as kube_codec
+from calico_ipam.datastore.paths import key_of
+from calico_ipam.model.keys import Key, ResourceKey
+
+CASE_FIELDS = {
+    *("name", "about", "spec", "backend", "config", "before", "phases", "writes", "api_calls", "volatile"),
+    *("process_exit_code",),
+}
+PHASE_FIELDS = {"events", "first_change_after_s", "last_change_after_s", "state_changed", "after", "metrics"}
+ENTRY_FIELDS = {"key", "value", "k8s", "delete", "replace"}
+CONFIG_FIELDS = {"leakGracePeriod", "env", "observed_seconds"}
+V1 = kube_codec.Group(kube_codec.V1)
+#: Kubernetes' own kinds; everything else is Calico's
+CORE = ("Node", "Pod")
+NOW = re.compile(r"\{\{now\}\}")
+
+
+class UnknownRecording(AssertionError):
+    """A recording holds something that this replay does not understand."""
+
+
+@dataclass(frozen=True)
+class Thing:
+    """One object of a recording. ``value`` None: it is deleted. ``raw``: of Kubernetes' own kinds."""
+
+    kind: str
+    key: Any
+    value: Any = None
+    raw: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Phase:
+    events: tuple[Thing, ...]
+    changed: Mapping[Key, Any]
+    after: Mapping[Key, Any]
+    metrics: tuple[str, ...] | None
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    spec: tuple[str, ...]
+    backend: str
+    grace: str | None
+    seconds: float
+    before: tuple[Thing, ...]
+    phases: tuple[Phase, ...]
+    writes: tuple[Mapping[str, Any], ...]
+
+    @property
+    def kubernetes(self) -> bool:
+        return self.backend == "kubernetes"
+
+
+def load(path: Path) -> Case:
+    document = json.loads(path.read_text(encoding="utf-8"))
+    _only(document, CASE_FIELDS | PHASE_FIELDS, path.name)
+    _only(document["config"], CONFIG_FIELDS, f"{path.name}: config")
+    return Case(
+        document["name"],
+        tuple(document["spec"]),
+        document["backend"],
+        document["config"]["leakGracePeriod"],
+        float(document["config"]["observed_seconds"]),
+        tuple(_thing(entry, path.name) for entry in document["before"]),
+        tuple(_phase(phase, path.name) for phase in document.get("phases", [document])),
+        tuple(document["writes"]),
+    )
+
+
+def _phase(document: Mapping[str, Any], where: str) -> Phase:
+    if "phases" not in document and "config" not in document:
+        _only(document, PHASE_FIELDS, f"{where}: phase")
+    events = tuple(_thing(entry, where) for entry in document.get("events") or ())
+    lines = document["metrics"]
+    return Phase(
+        events,
+        dict(_state(document["state_changed"], where)),
+        dict(_state(document["after"], where)),
+        None if lines is None else tuple(lines),
+    )
+
+
+def _thing(entry: Mapping[str, Any], where: str) -> Thing:
+    _only(entry, ENTRY_FIELDS, where)
+    if "key" in entry:
+        key, value = _from_text(entry["key"], entry.get("value"), where)
+        return Thing("calico", key, value)
+    document = entry["k8s"]
+    kind, gone = document["kind"], bool(entry.get("delete"))
+    if kind in CORE:
+        metadata = document["metadata"]
+        key = (metadata.get("namespace", "default"), metadata["name"]) if kind == "Pod" else metadata["name"]
+        return Thing(kind, key, None if gone else document, None if gone else document)
+    if gone:
+        return Thing("calico", ResourceKey(kind, document["metadata"]["name"]))
+    key = kube_codec.key_of(kind, document)
+    return Thing("calico", key, kube_codec.decode(key, document, V1))
+
+
+def _from_text(path: str, value: Any, where: str) -> tuple[Key, Any]:
+    key = key_of(path)
+    if key is None:
+        raise UnknownRecording(f"{where}: nothing is known of {path}")
+    if value is None:
+        return key, None
+    text = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
+    found = text_codec.decode(key, path, NOW.sub("2026-08-22T10:00:00Z", text), "1")
+    if not isinstance(found, Entry):
+        raise UnknownRecording(f"{where}: {path} cannot be read: {found.reason}")
+    return key, found.value
+
+
+def _state(document: Mapping[str, Any], where: str) -> Iterator[tuple[Key, Any]]:
+    """Yield key and value (None: deleted) of the objects of Calico's that matter here; tiers are no business of ours."""
+    for name, value in document.items():
+        if name.startswith("/"):
+            if "/tiers/" not in name:
+                yield _from_text(name, value, where)
+            continue
+        kind, _, rest = name.partition("/")
+        if kind == "Tier" or kind in CORE:
+            continue
+        yield _custom(kind, rest, value)
+
+
+def _custom(kind: str, name: str, value: Any) -> tuple[Key, Any]:
+    if value is None:
+        # Only the name is left of what is gone; it is compared by that.
+        return ResourceKey(kind, name), None
+    document = json.loads(NOW.sub("2026-08-22T10:00:00Z", json.dumps(value)))
+    key = kube_codec.key_of(kind, document)
+    return key, kube_codec.decode(key, document, V1)
+
+
+def _only(document: Mapping[str, Any], known: set[str], where: str) -> None:
+    unknown = set(document) - known
+    if unknown:
+        raise UnknownRecording(f"{where}: unknown fields {sorted(unknown)}")
