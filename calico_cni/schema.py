@@ -106,6 +106,7 @@ NETCONF = Struct(
         "log_file_max_count": "int",
         "ipam_lock_file": "string",
         "include_default_routes": "bool",
+        "nat_outgoing": "bool",  # ours: masquerading on a host without Felix (rulings 22)
         "readiness_gates": TEXTS,
         "policy_setup_timeout_seconds": "int",
         "endpoint_status_dir": "string",

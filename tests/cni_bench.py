@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from calico_cni.context import Context, Finished, Paths
+from calico_cni.context import Context, Finished, Paths, ProgramRunner
 from calico_cni.dispatch import handle
 from calico_cni.logs import logging_to
 from calico_cni.protocol import CALICO, CALICO_IPAM, Request, Response
@@ -45,7 +45,7 @@ class CNIBench:
     base: DocumentStore = field(default_factory=MemoryStore)
     dataplane: FakeDataplane = field(default_factory=FakeDataplane)
     clock: ManualClock = field(default_factory=ManualClock)
-    run_program: Callable[[Path, Mapping[str, str], bytes, float], Finished] = _no_program
+    run_program: ProgramRunner = _no_program
     fetch: Callable[[str, float], int] = _no_fetch
     open_error: IPAMError | None = None
     stderr: io.StringIO = field(default_factory=io.StringIO)
@@ -53,6 +53,7 @@ class CNIBench:
     def __post_init__(self) -> None:
         self.store: Datastore = self.base
         self.opened: list[Mapping[str, Any]] = []
+        self.extra: dict[str, Any] = {}  # more of the network configuration, of every call
         self.noted = b""
 
     def prepare(self) -> CNIBench:
@@ -101,7 +102,7 @@ class CNIBench:
             "ipam_lock_file": str(self.folder / "ipam.lock"),
             "ipam": {"type": "calico-ipam"},
         }
-        found.update(changes)
+        found.update(changes | self.extra)
         return {key: value for key, value in found.items() if value is not None}
 
     def call(
@@ -155,6 +156,15 @@ class CNIBench:
 
     def log(self) -> str:
         return self.stderr.getvalue()
+
+
+def ending(exit_code: int, stdout: bytes, stderr: bytes = b"") -> ProgramRunner:
+    """Return a runner of programs that all end so."""
+
+    def run(path: Path, environ: Mapping[str, str], stdin: bytes, timeout: float) -> Finished:
+        return Finished(exit_code, stdout, stderr)
+
+    return run
 
 
 def answer(response: Response) -> dict[str, Any]:

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from calico_cni.dataplane.api import DataplaneError, HostLink, LinkExpectation, LinkRequest, LinkResult, Peer
+from calico_cni.dataplane.api import (
+    DataplaneError,
+    HostLink,
+    LinkExpectation,
+    LinkRequest,
+    LinkResult,
+    Peer,
+    RouteTarget,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +42,7 @@ class FakeDataplane:
     problems: list[str] = field(default_factory=list)
     own_namespace: str = "/proc/self/ns/net"
     calls: list[str] = field(default_factory=list)
+    masqueraded: list[str] | None = None
 
     def same_namespace(self, netns: str) -> bool:
         return netns == self.own_namespace
@@ -79,6 +88,10 @@ class FakeDataplane:
             self.effects()
         if host_name is not None and self.pairs.pop(host_name, None) is not None:
             self.effects()
+
+    def masquerade(self, pools: Sequence[RouteTarget]) -> None:
+        self._start("masquerade")
+        self.masqueraded = [str(pool) for pool in pools]
 
     def check(self, expectation: LinkExpectation) -> list[str]:
         self._start("check")

@@ -142,5 +142,8 @@ class Dataplane(Protocol):
         What is gone already is fine, an empty ``netns`` too. Ends within 20 seconds (cni.md §8.1).
         """
 
+    def masquerade(self, pools: Sequence[RouteTarget]) -> None:
+        """Give what leaves ``pools`` for anywhere else the host's address; without pools, no longer (rulings 22)."""
+
     def check(self, expectation: LinkExpectation) -> list[str]:
         """Return one sentence for each thing that is not as expected."""

@@ -10,13 +10,13 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from ipaddress import IPv6Address
 
 from . import sysctl
-from .api import DataplaneError, HostLink, LinkExpectation, LinkRequest, LinkResult
+from .api import DataplaneError, HostLink, LinkExpectation, LinkRequest, LinkResult, RouteTarget
 from .check import check
 from .netlink import NetlinkRefused
 from .netns import Namespace, NamespaceGone, entered, is_own_namespace
@@ -122,6 +122,12 @@ class LinuxDataplane:
                     _remove_by_name(host_name)
 
         _within(self._remove_seconds, work, f"timed out deleting device in netns {netns}")
+
+    def masquerade(self, pools: Sequence[RouteTarget]) -> None:
+        """Masquerade what leaves ``pools``, and nothing else any more. Raises DataplaneError."""
+        from .nat import masquerade
+
+        masquerade(pools)
 
     def check(self, expectation: LinkExpectation) -> list[str]:
         """Return one sentence for each thing that is not as expected. Raises DataplaneError."""

@@ -14,10 +14,12 @@ from calico_cni.identity import identify
 from calico_cni.node import require_nodename_file
 from calico_cni.plugin.endpoint import Records, delete_endpoint, find_records
 from calico_cni.plugin.links import StaleNamespaceError, dataplane_of, remove_link
+from calico_cni.plugin.outbound import masquerade_pools
 from calico_cni.plugin.readiness import check_ready
 from calico_cni.plugin.wiring import CLIENT_FAILED, host_interface
 from calico_cni.plugin.workload import workload_namespace
 from calico_ipam.datastore.api import Datastore
+from calico_ipam.errors import IPAMError
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,4 +94,14 @@ def _take_down(call: Call, attachment: _Attachment) -> list[Exception]:
         IPAMDelegate(call, attachment.store).delete()
     except CNIError as error:
         errors.append(error)
+    if call.conf.nat_outgoing:
+        _refresh_masquerading(call, attachment)
     return errors
+
+
+def _refresh_masquerading(call: Call, attachment: _Attachment) -> None:
+    """Let the rules follow the pools; they matter to others, so a failure does not hold up this sandbox's end."""
+    try:
+        masquerade_pools(attachment.store, attachment.dataplane)
+    except (IPAMError, DataplaneError) as error:
+        call.log.warning("Could not bring the masquerading of pools up to date", error=error)

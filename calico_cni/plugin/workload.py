@@ -25,6 +25,7 @@ from calico_cni.plugin.endpoint import (
 )
 from calico_cni.plugin.labels import split_labels
 from calico_cni.plugin.links import may_replace
+from calico_cni.plugin.outbound import masquerade_pools
 from calico_cni.plugin.profile import ensure_profile
 from calico_cni.plugin.undo import Attempt
 from calico_cni.plugin.wiring import Wiring
@@ -114,6 +115,8 @@ def _connect(wiring: Wiring, store: Datastore, plan: _Plan, delegate: IPAMDelega
         attempt.record = lambda: _forget(store, endpoint, wiring.identity.container_id)
         write_endpoint(store, endpoint, plan.records.own)
         _ensure_profile(call, store)
+        if call.conf.nat_outgoing:
+            masquerade_pools(store, dataplane)
         text = print_result(_result(wiring, ipam_result, addresses, link.host_name, link.mac), call.conf.version)
         attempt.commit()
     call.log.info(

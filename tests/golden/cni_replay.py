@@ -283,6 +283,6 @@ def _file_differences(matcher: Matcher, expected: Any, found: Mapping[str, str])
     cut = {}
     for name, content in found.items():
         recorded = next((text for key, text in expected.items() if matcher.filled(key) == name), None)
-        plain = isinstance(recorded, str) and "{" not in recorded and recorded
-        cut[name] = content[: len(recorded)] if plain and content.startswith(str(recorded)) else content
+        start = recorded if isinstance(recorded, str) and "{" not in recorded else ""
+        cut[name] = start if start and content.startswith(start) else content
     return matcher.differences(expected, cut, "files")

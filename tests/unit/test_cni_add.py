@@ -13,11 +13,10 @@ import pytest
 from calico_cni.context import Finished
 from calico_cni.dataplane.api import DataplaneError
 from calico_cni.plugin.labels import sanitised
-from calico_cni.protocol import Response
-from calico_ipam.datastore.api import Update
+from calico_ipam.datastore.api import Delete, Update
 from calico_ipam.errors import StoreUnavailable
 from calico_ipam.model.keys import Blocks, Key, ResourceKey, Scope
-from calico_ipam.model.resource import CLUSTER_INFORMATION, PROFILE, WORKLOAD_ENDPOINT
+from calico_ipam.model.resource import CLUSTER_INFORMATION, IP_POOL, PROFILE, WORKLOAD_ENDPOINT
 from tests.cni_bench import CONTAINER, HOST_NAME, NETNS, CNIBench, answer, failure, told
 from tests.fake_dataplane import FakeDataplane, Pair
 from tests.faulty import Fault, FaultyStore
@@ -344,8 +343,8 @@ def test_an_abandoned_link_is_replaced(bench: CNIBench, netns: str) -> None:
 
 def test_labels_of_another_orchestrator(bench: CNIBench) -> None:
     labels = [{"key": "rack", "value": "-my$val"}, {"key": "projectcalico.org/namespace", "value": "prod"}]
-    args = {"org.apache.mesos": {"network_info": {"labels": {"labels": labels}}}}
-    answer(bench_call_with(bench, args))
+    bench.extra = {"args": {"org.apache.mesos": {"network_info": {"labels": {"labels": labels}}}}}
+    answer(bench.call("ADD"))
     (record,) = bench.records()
     assert record.namespace == "prod"
     assert record.labels == {
@@ -353,18 +352,8 @@ def test_labels_of_another_orchestrator(bench: CNIBench) -> None:
         "projectcalico.org/namespace": "prod",
         "projectcalico.org/orchestrator": "cni",
     }
-    assert bench_call_with(bench, args, "DEL").exit_code == 0
+    assert bench.call("DEL").exit_code == 0
     assert bench.records() == []
-
-
-def bench_call_with(bench: CNIBench, args: dict[str, Any], verb: str = "ADD") -> Response:
-    """``args`` of the network configuration, which the bench's own ``args`` (CNI_ARGS) hides."""
-    original = bench.netconf
-    bench.netconf = lambda **changes: {**original(**changes), "args": args}
-    try:
-        return bench.call(verb)
-    finally:
-        bench.netconf = original
 
 
 @pytest.mark.parametrize(
@@ -436,3 +425,29 @@ def test_a_defect_is_told_as_an_error_object(bench: CNIBench) -> None:
     assert "Traceback" not in json.dumps(found)
     assert "Traceback" in bench.log()
     assert_untouched(bench)
+
+
+# --- outbound traffic (ruling 22) ---------------------------------------------------------------------------
+
+
+def test_masquerading_is_off_unless_it_is_asked_for(bench: CNIBench) -> None:
+    answer(bench.call("ADD"))
+    assert bench.call("DEL").exit_code == 0
+    assert bench.dataplane.masqueraded is None
+
+
+def test_masquerading_follows_the_pools(bench: CNIBench) -> None:
+    answer(bench.call("ADD", nat_outgoing=True))
+    assert bench.dataplane.masqueraded == ["10.65.0.0/24", "fd00:65::/64"]
+    for pool in ("pool4", "pool6"):
+        bench.base.commit(Delete(bench.base.get(ResourceKey(IP_POOL, pool))))
+    assert bench.call("DEL", nat_outgoing=True).exit_code == 0
+    assert bench.dataplane.masqueraded == []
+
+
+def test_masquerading_that_fails_fails_add_but_not_del(bench: CNIBench) -> None:
+    bench.dataplane.fail = raising("masquerade", DataplaneError("nft is not installed"), times=2)
+    assert "nft is not installed" in told(bench.call("ADD", nat_outgoing=True))
+    assert_untouched(bench)
+    assert bench.call("DEL", nat_outgoing=True).exit_code == 0
+    assert "nft is not installed" in bench.log()

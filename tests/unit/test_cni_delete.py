@@ -90,7 +90,7 @@ def test_a_link_without_a_record_and_without_inhabitants_goes(bench: CNIBench) -
 
 def test_a_link_whose_record_is_of_another_container_is_left(bench: CNIBench) -> None:
     """A second DEL of an old sandbox, when the new one has the name: no process is seen, but the record speaks."""
-    pod = {"args": "K8S_POD_NAMESPACE=default;K8S_POD_NAME=nginx"}
+    pod: dict[str, Any] = {"args": "K8S_POD_NAMESPACE=default;K8S_POD_NAME=nginx"}
     link = "calic440f455693"
     bench.dataplane.pairs[link] = Pair(link, "/run/netns/new", "eth0")
     spec = {"containerID": "newone", "interfaceName": link, "node": "worker-1", "orchestrator": "k8s"}

@@ -186,13 +186,20 @@ def test_without_a_list_calico_forwards_nothing(bench: CNIBench) -> None:
 
 
 def test_records_of_other_networks_nodes_and_orchestrators_are_left(bench: CNIBench) -> None:
-    base = {"orchestrator": "cni", "node": "worker-1", "endpoint": "eth0", "profiles": ["net1"], "containerID": "x"}
-    for name, changes in {
+    base: dict[str, Any] = {
+        "orchestrator": "cni",
+        "node": "worker-1",
+        "endpoint": "eth0",
+        "profiles": ["net1"],
+        "containerID": "x",
+    }
+    records: dict[str, dict[str, Any]] = {
         "worker--1-cni-a-eth0": {"profiles": ["net2"]},
         "worker--1-cni-b-eth0": {"profiles": ["net1", "net2"]},
         "worker--2-cni-c-eth0": {"node": "worker-2"},
         "worker--1-k8s-d-eth0": {"orchestrator": "k8s"},
-    }.items():
+    }
+    for name, changes in records.items():
         bench.put(WORKLOAD_ENDPOINT, name, {**base, **changes}, "default")
     age_records(bench)
     before = bench.records()

@@ -6,7 +6,7 @@ killed call leaves behind; from each, ADD must work again and DEL must leave not
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ class WatchedStore(MemoryStore):
 
     def __init__(self) -> None:
         super().__init__()
-        self.effect = lambda: None
+        self.effect: Callable[[], None] = lambda: None
 
     def _raw_commit(self, writes: Sequence[RawWrite]) -> list[Revision]:
         revisions = super()._raw_commit(writes)

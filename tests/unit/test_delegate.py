@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from calico_cni import system
-from calico_cni.context import Finished
+from calico_cni.context import Finished, ProgramRunner
 from calico_cni.delegate import error_of, find_plugin
 from calico_cni.errors import CNIError
-from tests.cni_bench import CNIBench, answer, failure, told
+from tests.cni_bench import CNIBench, answer, ending, failure, told
 
 OTHER = {"type": "other", "token": "kept"}
 RESULT = b'{"cniVersion":"1.0.0","ips":[{"address":"10.9.0.2/24"}],"routes":[{"dst":"10.123.0.0/16"}]}'
@@ -86,12 +86,12 @@ def test_it_gets_stdin_and_the_whole_environment(bench: CNIBench) -> None:
     ],
 )
 def test_its_result_may_be_of_another_version(bench: CNIBench, version: str, stdout: bytes, address: str) -> None:
-    bench.run_program = lambda *_: Finished(0, stdout, b"")
+    bench.run_program = ending(0, stdout, b"")
     assert answer(bench.call("ADD", cniVersion=version, ipam=OTHER))["ips"][0]["address"] == address
 
 
 def test_null_is_an_empty_result(bench: CNIBench) -> None:
-    bench.run_program = lambda *_: Finished(0, b"null", b"")
+    bench.run_program = ending(0, b"null", b"")
     assert failure(bench.call("ADD", ipam=OTHER))["msg"] == "IPAM plugin returned no IP addresses in result"
 
 
@@ -127,12 +127,12 @@ def test_errors(finished: Finished, code: int, message: str) -> None:
 
 
 def test_an_error_is_passed_on_with_its_own_code(bench: CNIBench) -> None:
-    bench.run_program = lambda *_: Finished(1, b'{"code":101,"msg":"no ranges","details":"x"}', b"log")
+    bench.run_program = ending(1, b'{"code":101,"msg":"no ranges","details":"x"}', b"log")
     assert failure(bench.call("ADD", ipam=OTHER)) == {"code": 101, "msg": "no ranges", "details": "x"}
     assert bench.records() == [] and bench.dataplane.pairs == {}
 
 
-def busy(times: int) -> tuple[list[int], object]:
+def busy(times: int) -> tuple[list[int], ProgramRunner]:
     left = [times]
 
     def run(path: Path, environ: Mapping[str, str], stdin: bytes, timeout: float) -> Finished:
@@ -145,13 +145,13 @@ def busy(times: int) -> tuple[list[int], object]:
 
 
 def test_a_plugin_that_is_just_replaced_is_tried_again(bench: CNIBench) -> None:
-    _, bench.run_program = busy(5)  # type: ignore[assignment]
+    _, bench.run_program = busy(5)
     answer(bench.call("ADD", ipam=OTHER))
     assert bench.clock.slept == 5
 
 
 def test_six_times_at_most(bench: CNIBench) -> None:
-    left, bench.run_program = busy(100)  # type: ignore[assignment]
+    left, bench.run_program = busy(100)
     assert "text file busy" in told(bench.call("ADD", ipam=OTHER))
     assert 100 - left[0] == 6
 
