@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -31,7 +31,17 @@ from calico_ipam.model.addresses import Network, parse_network
 from calico_ipam.model.affinity import HOST, Affinity, BlockOwner
 from calico_ipam.model.block import Block, HostReserved
 from calico_ipam.model.handle import Handle
-from calico_ipam.model.keys import Affinities, AffinityKey, BlockKey, Blocks, HandleKey, Handles, Key, ResourceKey, Scope
+from calico_ipam.model.keys import (
+    Affinities,
+    AffinityKey,
+    BlockKey,
+    Blocks,
+    HandleKey,
+    Handles,
+    Key,
+    ResourceKey,
+    Scope,
+)
 from calico_ipam.model.resource import IP_POOL, IP_RESERVATION, NODE, Resource
 from calico_ipam.model.timestamps import SECOND, parse_time
 
@@ -56,7 +66,7 @@ class ManualClock:
 
 
 @dataclass
-class CountingStore:
+class CountingStore(Datastore):
     """A Datastore that counts what was asked of it: operations by name, and the objects that went in or came out."""
 
     inner: Datastore
@@ -89,7 +99,7 @@ class CountingStore:
                 self.objects[type(item).__name__] += len(snapshot.listing(item))
         return snapshot
 
-    def commit(self, *writes: Write) -> list[Entry]:
+    def commit(self, *writes: Write) -> Sequence[Entry]:
         self.asked["commit"] += 1
         self.objects["writes"] += len(writes)
         return self.inner.commit(*writes)
@@ -148,9 +158,7 @@ class Cluster:
             self.put(ResourceKey(NODE, name), Resource.new(NODE, name, {}, labels=labels))
 
     def reserve(self, *cidrs: str, name: str = "reserved") -> None:
-        self.put(
-            ResourceKey(IP_RESERVATION, name), Resource.new(IP_RESERVATION, name, {"reservedCIDRs": list(cidrs)})
-        )
+        self.put(ResourceKey(IP_RESERVATION, name), Resource.new(IP_RESERVATION, name, {"reservedCIDRs": list(cidrs)}))
 
     def configure(self, **settings: Any) -> None:
         self.ipam.set_config(replace(self.ipam.get_config(), **settings))

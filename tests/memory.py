@@ -1,4 +1,4 @@
-"""A datastore in a dictionary: the contract of SQLite and etcd without files, for tests that need thousands of stores."""
+"""A datastore in a dictionary: the contract of SQLite and etcd without files, for tests that need many stores."""
 
 from __future__ import annotations
 

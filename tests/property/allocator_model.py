@@ -71,7 +71,9 @@ class Model:
 
     def take(self, address: Address, handle: str | None, sequence_number: int) -> None:
         assert address not in self.held, f"{address} was given away twice"
-        assert handle == WINDOWS_RESERVED or sequence_number > self.numbers.get(address, -1), f"{address} has a number that it had before"
+        assert handle == WINDOWS_RESERVED or sequence_number > self.numbers.get(address, -1), (
+            f"{address} has a number that it had before"
+        )
         self.numbers[address] = sequence_number
         self.cold.pop(address, None)
         self.held[address] = Held(handle, sequence_number)

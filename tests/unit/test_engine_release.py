@@ -63,7 +63,12 @@ def test_the_same_address_twice(usual: Cluster) -> None:
 
 @pytest.mark.parametrize(
     ("uses", "use", "allowed"),
-    [(["Workload"], "Tunnel", False), (["Workload"], "Workload", True), (["Workload"], None, True), ([], "Tunnel", True)],
+    [
+        (["Workload"], "Tunnel", False),
+        (["Workload"], "Workload", True),
+        (["Workload"], None, True),
+        ([], "Tunnel", True),
+    ],
 )
 def test_allowed_uses(world: Cluster, uses: list[str], use: str | None, allowed: bool) -> None:
     world.pool("pool-1", "10.0.0.0/24", 26, allowedUses=uses)
@@ -178,7 +183,7 @@ def test_a_failing_block_does_not_stop_the_others(world: Cluster) -> None:
     options = [ReleaseOption(got[0], "wrong"), ReleaseOption(got[1], "h"), ReleaseOption(got[4], "h")]
     with pytest.raises(BadHandle) as caught:
         world.ipam.release_ips(options)
-    assert caught.value.partial.released == (options[2],)  # type: ignore[attr-defined]
+    assert caught.value.partial.released == (options[2],)
     assert world.ipam.ips_by_handle("h") == got[:4]
 
 
