@@ -7,7 +7,7 @@ Values are the frozen values of :mod:`calico_ipam.model`; a value that was read 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, Self, TypeVar
 
@@ -95,10 +95,16 @@ class Listing:
 class Snapshot:
     """The answers of one consistent ``read``, looked up by the key or scope that was asked for."""
 
-    __slots__ = ("_answers", "revision")
+    __slots__ = ("_answers", "_words", "revision")
 
-    def __init__(self, answers: dict[Key | Scope, Entry | Damaged | Listing | None], revision: Revision) -> None:
+    def __init__(
+        self,
+        answers: dict[Key | Scope, Entry | Damaged | Listing | None],
+        revision: Revision,
+        words: Callable[[Key], NotFound] | None = None,
+    ) -> None:
         self._answers = answers
+        self._words = words
         self.revision = revision
 
     def entry(self, key: Key) -> Entry | None:
@@ -108,6 +114,10 @@ class Snapshot:
             raise damaged_error(answer)
         assert answer is None or isinstance(answer, Entry)  # noqa: S101 - a key answers with an entry, by construction
         return answer
+
+    def missing(self, key: Key) -> NotFound:
+        """Return the error for an object that this read did not find, in the words of the backend."""
+        return NotFound(str(key)) if self._words is None else self._words(key)
 
     def listing(self, scope: Scope) -> Listing:
         answer = self._answers[scope]

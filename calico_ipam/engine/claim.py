@@ -16,6 +16,7 @@ from calico_ipam.errors import (
     BlockClaimConflict,
     Conflict,
     IPAMError,
+    NameTaken,
     NotFound,
     OutcomeUnknown,
     StaleAffinity,
@@ -58,6 +59,9 @@ def claim_block(
                 _drop_row(engine, row)
                 raise BlockClaimConflict(str(cidr), block.value.affinity)
             return confirm(engine, owner, row, block)
+        except NameTaken as error:
+            # A host and a virtual owner of one name share the name of their rows on Kubernetes (limit L25).
+            raise BlockClaimConflict(str(cidr), error.holder) from error
         except (*LOST, OutcomeUnknown) as error:
             log.debug("claim of %s: %s; looking again", cidr, error)
     raise AssertionError("tries() never ends quietly")

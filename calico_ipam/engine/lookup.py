@@ -23,7 +23,7 @@ def ips_by_handle(engine: Engine, handle: str) -> list[Address]:
     world = engine.look(key)
     entry = world.snapshot.entry(key)
     if entry is None:
-        raise NotFound(str(key))
+        raise world.snapshot.missing(key)
     keys = [BlockKey(parse_network(text)) for text in entry.value.blocks]
     snapshot = engine.store.read(*keys) if keys else None
     found: list[Address] = []
@@ -46,9 +46,10 @@ def assignment_attributes(engine: Engine, ip: Address) -> AssignmentAttributes:
     if pool is None:
         raise NotFound(str(ip), "No valid IPPool")
     key = BlockKey(pool.block_of(ip))
-    stored = engine.store.read(key).entry(key)
+    snapshot = engine.store.read(key)
+    stored = snapshot.entry(key)
     if stored is None:
-        raise NotFound(str(key))
+        raise snapshot.missing(key)
     block = engine.fresh(stored.value, world.config)
     ordinal = block.ordinal(ip)
     attribute = block.attribute(ordinal)

@@ -9,7 +9,7 @@ from calico_ipam.datastore.api import Entry
 from calico_ipam.engine.affinity_release import release_affinity
 from calico_ipam.engine.request import Request
 from calico_ipam.engine.world import Engine, World, node_key
-from calico_ipam.errors import Conflict, InvalidInput, IPAMError, NoQualifiedPool, NotFound, RefusedError
+from calico_ipam.errors import Conflict, InvalidInput, IPAMError, NoQualifiedPool, RefusedError
 from calico_ipam.model.addresses import Network
 from calico_ipam.model.affinity import BlockOwner
 from calico_ipam.model.keys import Affinities
@@ -77,11 +77,12 @@ def _node_labels(request: Request, world: World) -> dict[str, str]:
     key = node_key(request.host)
     node = world.snapshot.entry(key)
     if node is None:
-        raise NotFound(
-            str(key),
-            hint=f"A node must exist before it can allocate: check the node name '{request.host}', "
-            "or create its record ('ipamctl init' does on a single host).",
+        error = world.snapshot.missing(key)
+        error.hint = (
+            f"A node must exist before it can allocate: check the node name '{request.host}', "
+            "or create its record ('ipamctl init' does on a single host)."
         )
+        raise error
     labels: dict[str, str] = node.value.labels
     return labels
 

@@ -12,7 +12,7 @@ from calico_ipam.engine.claim import LOST
 from calico_ipam.engine.results import ReleaseResult
 from calico_ipam.engine.transaction import Holding, count_down, handle_write
 from calico_ipam.engine.world import Engine, World
-from calico_ipam.errors import InvalidInput, IPAMError, NotFound, OutcomeUnknown, RetriesExhausted, StoreDamaged
+from calico_ipam.errors import IPAMError, OutcomeUnknown, RetriesExhausted, StoreDamaged
 from calico_ipam.model.addresses import WIDTH, Address, Network, contains, network_of, parse_network
 from calico_ipam.model.block import Block, ReleaseOption
 from calico_ipam.model.handle import Handle, sanitise_handle
@@ -222,13 +222,11 @@ def release_by_handle(engine: Engine, handle: str) -> None:
     cannot be read does not stop the others; its error is raised at the end.
     """
     handle = sanitise_handle(handle)
-    if not handle:
-        raise InvalidInput("insufficient identifiers, missing ''", hint="Name the handle to release.")
     key = HandleKey(handle)
-    world = engine.look(key)
+    world = engine.look(key)  # a handle without a name is refused by every store, in words of its own
     entry = world.snapshot.entry(key)
     if entry is None:
-        raise NotFound(str(key))
+        raise world.snapshot.missing(key)
     for attempt in engine.retry.tries(f"releasing handle {handle}"):
         if attempt:
             entry = engine.store.read(key).entry(key)

@@ -17,10 +17,13 @@ from calico_ipam.datastore.documents import DocumentStore, RawWrite
 from calico_ipam.datastore.paths import PathRange, path_of
 from calico_ipam.model.keys import Key
 from tests.cluster import memory_folder
+from tests.golden.library_kube_bench import KubeBench, RealKubeStore
 from tests.golden.library_scenario import State, exact_text, parsed
 from tests.golden.replay import Bench
 from tests.invariants import violations
+from tests.kube_tools import KubeServer
 from tests.memory import MemoryStore
+from tests.memory_kube import MemoryKubeStore
 
 COUNTS = re.compile(r"counts (\d+) in (\S+), which has (\d+) of it")
 EVERYTHING = PathRange.below("/calico/")
@@ -40,7 +43,12 @@ def _memory(folder: Path) -> DocumentStore:
 STORES: Mapping[str, Callable[[Path], DocumentStore]] = {"sqlite": _sqlite, "memory": _memory}
 
 #: datastore type of a recording -> benches that it is replayed on
-BENCHES: Mapping[str, tuple[str, ...]] = {"etcdv3": ("sqlite",), "kubernetes": ()}
+BENCHES: Mapping[str, tuple[str, ...]] = {
+    "etcdv3": ("sqlite",),
+    "kubernetes": ("kubernetes", "kubernetes-memory"),
+}
+#: the same -> the quickest of its kind, where a test needs many
+QUICK: Mapping[str, str] = {"etcdv3": "memory", "kubernetes": "kubernetes-memory"}
 
 
 class DocumentBench:
@@ -62,7 +70,9 @@ class DocumentBench:
 
     def violations(self) -> Counter[str]:
         # A count that was wrong before goes on being wrong by as much when one of the addresses is released.
-        return Counter(COUNTS.sub(lambda m: f"{m[2]}, {int(m[1]) - int(m[3])} too many", s) for s in violations(self.store))
+        return Counter(
+            COUNTS.sub(lambda m: f"{m[2]}, {int(m[1]) - int(m[3])} too many", s) for s in violations(self.store)
+        )
 
     def write(self, document: Mapping[str, Any]) -> None:
         """Carry out a write of a recording: put, or delete when there is no value (README §1.2)."""
@@ -96,14 +106,29 @@ class DocumentBench:
         return None if row is None else row.revision
 
 
-def memory_bench() -> DocumentBench:
-    """Return an empty bench that needs no closing."""
+def quick_bench(backend: str) -> Bench:
+    """Return an empty bench for a datastore type that needs no closing."""
+    if backend == "kubernetes":
+        return KubeBench("kubernetes-memory", MemoryKubeStore())
     return DocumentBench("memory", MemoryStore())
 
 
 @contextmanager
-def open_bench(name: str) -> Iterator[Bench]:
-    """Yield an empty bench; its files live in memory and go away."""
+def open_bench(name: str, server: Callable[[], KubeServer] | None = None) -> Iterator[Bench]:
+    """Yield an empty bench; its files live in memory and go away. ``server`` gives the API server where one is needed."""
+    if name == "kubernetes-memory":
+        yield KubeBench(name, MemoryKubeStore())
+        return
+    if name == "kubernetes":
+        assert server is not None, "this bench needs an API server"
+        running = server()
+        running.clear()
+        bench = KubeBench(name, RealKubeStore(running.settings()))
+        try:
+            yield bench
+        finally:
+            bench.close()
+        return
     with tempfile.TemporaryDirectory(dir=memory_folder()) as folder:
         bench = DocumentBench(name, STORES[name](Path(folder)))
         try:

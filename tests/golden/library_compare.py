@@ -101,7 +101,9 @@ def _class_differences(expected: Mapping[str, Any], actual: errors.IPAMError) ->
     go_type = expected["type"]
     sentinel = expected.get("is")
     if sentinel is not None:
-        return [] if isinstance(actual, SENTINELS[sentinel]) else [f"error: expected {sentinel}, is {_describe(actual)}"]
+        return (
+            [] if isinstance(actual, SENTINELS[sentinel]) else [f"error: expected {sentinel}, is {_describe(actual)}"]
+        )
     if go_type in CLASSLESS:
         cause = expected.get("cause") or {}
         listed = [name for name, ours in CLASSES.items() if isinstance(actual, ours) and name != cause.get("type")]

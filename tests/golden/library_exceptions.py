@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from tests.golden import library_kube_patches as kube
 from tests.golden import library_patches as patch
 from tests.golden import library_races as race
 from tests.golden.library_scenario import Expectation, Moment, State
@@ -86,6 +87,12 @@ EXCEPTIONS: tuple[Difference, ...] = (
     Difference("snapshot", "a prelude that cannot be read is an error", race.prelude_fails, race.store_error),
     Difference("typed", "malformed addresses do not reach the library", patch.malformed, patch.invalid_input),
     Difference("typed", "addresses have one spelling", patch.other_spelling, patch.one_spelling),
+    Difference("L25", "a row of another owner of the same name stays", kube.drops_namesake, kube.keep_namesake),
+    Difference("§14.3", "blocks marked as deleted are not there", kube.counts_marked, kube.without_marked),
+    Difference("§14.8", "handles that would share an object are refused", kube.shares_object, kube.refuse_namesake),
+    Difference("§14.8", "… and an object is only its own handle's", kube.reads_shared, kube.no_shared),
+    Difference("L29", "a handle that cannot be an object's name is refused", kube.unnameable, kube.refuse_name),
+    Difference("typed", "a handle has a name", kube.no_handle, kube.refuse_empty),
     # The last ones: they count what the others have left in the blocks.
     Difference(
         "L1",

@@ -343,9 +343,7 @@ OPERATIONS: Mapping[str, Operation] = {
     ),
     "assign_ip": Operation(
         "assign_ip",
-        frozenset(
-            {"ip", "handle", "attrs", "hostname", "host_reserved_attr", "intended_use", "max_alloc_per_handle"}
-        ),
+        frozenset({"ip", "handle", "attrs", "hostname", "host_reserved_attr", "intended_use", "max_alloc_per_handle"}),
         _assign_ip,
     ),
     "release_ips": Operation("release_ips", frozenset({"options"}), _release_ips, _release_failed),
@@ -374,9 +372,7 @@ OPERATIONS: Mapping[str, Operation] = {
     "claim_affinity": Operation(
         "claim_affinity", frozenset({"cidr", "affinity_type", "host"}), _claim_affinity, _claim_failed
     ),
-    "release_affinity": Operation(
-        "release_affinity", frozenset({"cidr", "host", "must_be_empty"}), _release_affinity
-    ),
+    "release_affinity": Operation("release_affinity", frozenset({"cidr", "host", "must_be_empty"}), _release_affinity),
     "release_host_affinities": Operation(
         "release_host_affinities", frozenset({"affinity_type", "host", "must_be_empty"}), _release_host_affinities
     ),

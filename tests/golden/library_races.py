@@ -12,7 +12,7 @@ from typing import Any
 from calico_ipam.model.addresses import parse_network
 from calico_ipam.model.timestamps import SECOND
 from tests.golden import library_patches as patch
-from tests.golden.library_backends import memory_bench
+from tests.golden.library_backends import quick_bench
 from tests.golden.library_documents import CONFIG, block_key, blocks, released_at, row_key, rows
 from tests.golden.library_patches import bad_pools
 from tests.golden.library_scenario import Expectation, Hook, Moment, State, exact_text
@@ -24,7 +24,7 @@ CLAIMS = ("auto_assign", "assign_ip", "claim_affinity")
 
 def rerun(moment: Moment, state: State, hooks: Iterable[Hook]) -> Expectation:
     """Return what our library does in this step from another state, or with other hooks."""
-    bench = memory_bench()
+    bench = quick_bench(moment.scenario.backend)
     for key, document in state.items():
         bench.put_text(key, exact_text(document))
     store, ipam = prepared(bench, moment.step.now)

@@ -15,6 +15,7 @@ from typing import Any
 
 from calico_ipam.errors import IPAMError
 from calico_ipam.model.timestamps import parse_time
+from tests.golden import library_kube
 
 State = dict[str, Any]  #: key of a document -> its parsed value, as README §1.1 writes both
 
@@ -130,8 +131,7 @@ def start_state(setup: tuple[Mapping[str, Any], ...]) -> State:
     state: State = {}
     for write in setup:
         if "object" in write:
-            body = write["object"]
-            state[f"{body['kind']}/{body['metadata']['name']}"] = body
+            state |= library_kube.shown(write["object"])
         elif "value" in write:
             state[write["key"]] = parsed(exact_text(write["value"]))
         else:
@@ -168,6 +168,8 @@ def load_scenario(path: Path, name: str) -> Scenario:
         raise UnknownRecording(f"{name}: backend {document['backend']!r}")
     for write in document["setup"]:
         _only(write, {"key", "value", "object"}, f"{name}: setup")
+    if document["backend"] == "kubernetes":
+        document = converted(document)
     return Scenario(
         name=name,
         spec=tuple(document["spec"]),
@@ -178,6 +180,28 @@ def load_scenario(path: Path, name: str) -> Scenario:
         raw=document.get("raw"),
         volatile=tuple(tuple(entry) for entry in document.get("volatile", ())),
     )
+
+
+def converted(document: dict[str, Any]) -> dict[str, Any]:
+    """Return a recording of custom resources whose states are in the form of etcd's documents."""
+    places = {_place(write["object"]): library_kube.key_of(write["object"]) for write in document["setup"]}
+    steps = []
+    for step in document["steps"]:
+        changed: dict[str, Any] = {}
+        for place, resource in step["changed"].items():
+            before = places.pop(place, None)
+            if resource is not None:
+                places[place] = library_kube.key_of(resource)
+                changed |= library_kube.shown(resource)
+            if before is not None and before not in changed:
+                # It is gone, or its content says another key now.
+                changed |= {before: None, library_kube.REST + before: None}
+        steps.append({**step, "changed": changed})
+    return {**document, "steps": steps, "final": library_kube.state_of(document["final"].values())}
+
+
+def _place(resource: Mapping[str, Any]) -> str:
+    return f"{library_kube.plural_of(resource)}/{resource['metadata']['name']}"
 
 
 def _step(document: Mapping[str, Any], where: str) -> Step:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from urllib.parse import quote
 
 from calico_ipam.datastore.kube.codec import Group
-from calico_ipam.errors import InvalidInput, NotSupported
+from calico_ipam.errors import InvalidInput, NotFound, NotSupported
 from calico_ipam.model import endpoint_names, names
 from calico_ipam.model.affinity import HOST, VIRTUAL
 from calico_ipam.model.keys import (
@@ -86,6 +86,15 @@ def place_of(key: Key, group: Group) -> Place:
             return Place(kind, _collection(_KINDS[kind], group), name)
         case _:
             raise NotSupported("Get", str(key), "the Kubernetes datastore has no such objects")
+
+
+def missing(key: Key, group: Group) -> NotFound:
+    """Return the error for an object that is not there, in the words of the API server."""
+    place = place_of(key, group)
+    plural = place.collection.rpartition("/")[2]
+    api_group = group.api_version.partition("/")[0]
+    resource = f"{plural}.{api_group}" if place.collection.startswith("/apis/") else plural
+    return NotFound(f"{place.kind}({place.name})", f'{resource} "{place.name}" not found')
 
 
 def storable(key: Key, *, refuse: bool = False) -> bool:

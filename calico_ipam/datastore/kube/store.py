@@ -38,7 +38,7 @@ from calico_ipam.datastore.kube.api import MERGE, STRATEGIC_MERGE, KubeApi, Requ
 from calico_ipam.datastore.kube.codec import V1, V3, Group
 from calico_ipam.datastore.kube.errors import Expired
 from calico_ipam.datastore.kube.objects import entry_of, marked_deleted, meta, within_scope
-from calico_ipam.datastore.kube.paths import Collection, Place, collection_of, place_of, storable, unlabelled
+from calico_ipam.datastore.kube.paths import Collection, Place, collection_of, missing, place_of, storable, unlabelled
 from calico_ipam.datastore.kube.watch import Watch
 from calico_ipam.datastore.settings import Settings
 from calico_ipam.errors import (
@@ -133,10 +133,13 @@ class KubernetesStore(Datastore):
     def get(self, key: Key) -> Entry:
         found = self._find(key)
         if found is None:
-            raise NotFound(str(key))
+            raise self._missing(key)
         if isinstance(found, Damaged):
             raise damaged_error(found)
         return found
+
+    def _missing(self, key: Key) -> NotFound:
+        return missing(key, self.group)
 
     def read(self, *wanted: Key | Scope) -> Snapshot:
         distinct = list(dict.fromkeys(wanted))
@@ -148,7 +151,7 @@ class KubernetesStore(Datastore):
         calls: builtins.list[Callable[[], Any]] = [
             partial(self.list, item) if isinstance(item, Scope) else partial(self._find, item) for item in distinct
         ]
-        return Snapshot(dict(zip(distinct, self._abreast.run(calls), strict=True)), "")
+        return Snapshot(dict(zip(distinct, self._abreast.run(calls), strict=True)), "", self._missing)
 
     def list(self, scope: Scope) -> Listing:
         if isinstance(scope, Resources) and scope.kind == WORKLOAD_ENDPOINT and scope.prefix and scope.namespace:
