@@ -153,16 +153,21 @@ class CaseHost:
         assert self._server.stdout is not None
         self._server.stdout.readline()  # it says when it listens
 
+    def command(self, program: str, argv: Sequence[str], environ: Mapping[str, str]) -> list[str]:
+        """Return the command that runs a program with the private view; it stays one process throughout."""
+        command = ["unshare", "--mount", "--propagation", "slave", "sh", "-c", _PRIVATE, "sh", str(self.folder)]
+        command += ["env", "-i", f"PATH={os.environ['PATH']}", *(f"{k}={v}" for k, v in environ.items())]
+        return [*command, str(self.folder / "bin" / program), *argv]
+
     # --- running and looking --------------------------------------------------------------------------------
 
     def run(self, program: str, argv: Sequence[str], environ: Mapping[str, str], stdin: bytes) -> Outcome:
         """Run a program and return what it did."""
         before = self.bench.state()
-        command = ["unshare", "--mount", "--propagation", "slave", "sh", "-c", _PRIVATE, "sh", str(self.folder)]
-        command += ["env", "-i", f"PATH={os.environ['PATH']}", *(f"{k}={v}" for k, v in environ.items())]
-        command += [str(self.folder / "bin" / program), *argv]
         with inside(self.node.path):
-            done = subprocess.run(command, input=stdin, capture_output=True, timeout=PATIENCE)
+            done = subprocess.run(
+                self.command(program, argv, environ), input=stdin, capture_output=True, timeout=PATIENCE
+            )
         assert done.returncode != 99, f"the private view of /run and /var/lib cannot be made: {done.stderr!r}"
         return Outcome(
             exit_code=done.returncode,

@@ -1,0 +1,120 @@
+"""``kill -9`` of the real program at moments spread over ADD and DEL: the next call heals it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from calico_ipam.model.resource import CLUSTER_INFORMATION, IP_POOL, NODE
+from tests.golden.cni_host import CaseHost, Outcome, case_host
+from tests.netns_tools import inside, require_root
+
+CUTS = 6
+
+
+@pytest.fixture
+def host() -> Iterator[CaseHost]:
+    require_root()
+    with case_host({}) as found:
+        for kind, name, spec in (
+            (CLUSTER_INFORMATION, "default", {"datastoreReady": True}),
+            (NODE, "worker-1", {}),
+            (IP_POOL, "pool4", {"cidr": "10.65.0.0/24", "blockSize": 26}),
+            (IP_POOL, "pool6", {"cidr": "fd00:65::/64", "blockSize": 122}),
+        ):
+            metadata = {"name": name}
+            document = {"kind": kind, "apiVersion": "projectcalico.org/v3", "metadata": metadata, "spec": spec}
+            found.bench.put_text(f"/calico/resources/v3/projectcalico.org/{kind.lower()}s/{name}", json.dumps(document))
+        yield found
+
+
+def call(host: CaseHost, verb: str) -> tuple[dict[str, str], bytes]:
+    environ = {
+        "CNI_COMMAND": verb,
+        "CNI_CONTAINERID": "0a1b2c3d4e5f",
+        "CNI_NETNS": host.inputs["NETNS"],
+        "CNI_IFNAME": "eth0",
+        "CNI_PATH": host.inputs["CNI_PATH"],
+    }
+    netconf: dict[str, Any] = {
+        "cniVersion": "1.0.0",
+        "name": "net1",
+        "type": "calico",
+        "nodename": "worker-1",
+        "nodename_file_optional": True,
+        "datastore_type": "sqlite",
+        "sqlite_path": str(host.folder / "store" / "ipam.db"),
+        "ipam_lock_file": host.inputs["LOCK_FILE"],
+        "ipam": {"type": "calico-ipam", "assign_ipv6": "true"},
+    }
+    return environ, json.dumps(netconf).encode()
+
+
+def run(host: CaseHost, verb: str) -> Outcome:
+    environ, stdin = call(host, verb)
+    outcome = host.run("calico", (), environ, stdin)
+    assert outcome.exit_code == 0, outcome.stdout + outcome.stderr
+    return outcome
+
+
+def killed_after(host: CaseHost, verb: str, seconds: float) -> bool:
+    """Start a call, kill it after a while; tell whether it was still running."""
+    environ, stdin = call(host, verb)
+    with inside(host.node.path):
+        process = subprocess.Popen(
+            host.command("calico", (), environ),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+    assert process.stdin is not None
+    process.stdin.write(stdin)
+    process.stdin.close()
+    try:
+        process.wait(seconds)
+        return False
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        return True
+
+
+def assert_nothing_left(host: CaseHost, outcome: Outcome) -> None:
+    assert outcome.host == {} and outcome.container == {}
+    state = host.bench.state()
+    assert not [key for key in state if "/workloadendpoints/" in key or "/ipam/v2/handle/" in key]
+    blocks = [value for key, value in state.items() if "/assignment/" in key]
+    assert not [slot for block in blocks for slot in block["allocations"] if slot is not None]
+    assert not host.bench.violations()
+
+
+def duration(host: CaseHost, verb: str) -> float:
+    began = time.monotonic()
+    run(host, verb)
+    return time.monotonic() - began
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("heal", ["DEL", "ADD"])
+@pytest.mark.parametrize("verb", ["ADD", "DEL"])
+def test_the_next_call_heals(host: CaseHost, verb: str, heal: str) -> None:
+    took = {"ADD": duration(host, "ADD"), "DEL": duration(host, "DEL")}
+    killed = 0
+    for cut in range(1, CUTS):
+        if verb == "DEL":
+            run(host, "ADD")
+        killed += killed_after(host, verb, took[verb] * cut / CUTS)
+        if heal == "ADD":
+            outcome = run(host, "ADD")
+            assert list(outcome.host) == ["cali0a1b2c3d4e5"]
+            assert [link["ifname"] for link in outcome.container[host.inputs["NETNS"]]["links"]] == ["eth0"]
+            records = [value for key, value in host.bench.state().items() if "/workloadendpoints/" in key]
+            told = [ip["address"] for ip in json.loads(outcome.stdout)["ips"]]
+            assert [record["spec"]["ipNetworks"] for record in records] == [told]
+        assert_nothing_left(host, run(host, "DEL"))
+    assert killed >= 2, "the calls were over before they could be killed"
