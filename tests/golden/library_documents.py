@@ -188,7 +188,7 @@ def reservations(state: Mapping[str, Any]) -> list[Network]:
 
 def _covered(cidr: Network, networks: list[Network]) -> int:
     clipped = [cidr if n.prefixlen <= cidr.prefixlen else n for n in networks if n.overlaps(cidr)]
-    return sum(n.num_addresses for n in collapse_addresses(clipped))  # type: ignore[type-var]  # one family by then
+    return sum(n.num_addresses for n in collapse_addresses(clipped))
 
 
 def canonical(text: str) -> str:
