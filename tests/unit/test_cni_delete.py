@@ -88,6 +88,15 @@ def test_a_link_without_a_record_and_without_inhabitants_goes(bench: CNIBench) -
     assert bench.dataplane.pairs == {}
 
 
+def test_a_link_of_another_interface_of_the_sandbox_is_left(bench: CNIBench) -> None:
+    """An ADD of eth7 was killed before its record was written; DEL of eth0 is not about it."""
+    bench.dataplane.pairs[HOST_NAME] = Pair(HOST_NAME, NETNS, "eth7")
+    assert bench.call("DEL").exit_code == 0
+    assert HOST_NAME in bench.dataplane.pairs
+    assert bench.call("DEL", ifname="eth7").exit_code == 0
+    assert bench.dataplane.pairs == {}
+
+
 def test_a_link_whose_record_is_of_another_container_is_left(bench: CNIBench) -> None:
     """A second DEL of an old sandbox, when the new one has the name: no process is seen, but the record speaks."""
     pod: dict[str, Any] = {"args": "K8S_POD_NAMESPACE=default;K8S_POD_NAME=nginx"}

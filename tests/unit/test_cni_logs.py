@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import logging
 import multiprocessing
 import os
 import re
+import threading
 import time
 from pathlib import Path
 
@@ -135,6 +137,19 @@ def test_no_line_is_lost_or_torn_when_processes_rotate_at_once(tmp_path: Path) -
     lines = [line for file in files for line in file.read_text().splitlines()]
     assert sorted(line.split()[0] for line in lines) == sorted(f"{w}-{n}" for w in range(4) for n in range(200))
     assert all(line.endswith("x" * 80) for line in lines)
+
+
+def test_only_one_process_rotates_at_a_time(tmp_path: Path) -> None:
+    path = tmp_path / "cni.log"
+    path.write_text("x" * 3000)
+    with (tmp_path / "cni.log.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        rotating = threading.Thread(target=small(path).emit, args=(record("y"),), daemon=True)
+        rotating.start()
+        rotating.join(0.5)
+        assert rotating.is_alive() and not list(tmp_path.glob("cni-*.log"))
+    rotating.join(20)
+    assert not rotating.is_alive() and len(list(tmp_path.glob("cni-*.log"))) == 1
 
 
 def test_old_and_surplus_files_go(tmp_path: Path) -> None:
