@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from calico_gc import intake
-from calico_gc.act import Action, Done, Released
-from calico_gc.controller import Controller, preview, run
+from calico_gc.act import Done, Released
+from calico_gc.controller import Action, Controller, preview, run
 from calico_gc.decide import UNREADABLE, LiveNode, Rules, Standing, Unreadable
 from calico_gc.facts import Pod, PodKey, VirtualMachines, cached_pod, kube_node, kubernetes_name, live_pod
 from calico_gc.gate import GatedStore, refuse_all

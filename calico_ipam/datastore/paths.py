@@ -45,6 +45,8 @@ PLURALS = {
         "IPAMConfiguration",
         "FelixConfiguration",
         "BGPConfiguration",
+        "BGPPeer",
+        "HostEndpoint",
     )
 } | {"BlockAffinity": "blockaffinities"}
 _KINDS = {plural: kind for kind, plural in PLURALS.items()}

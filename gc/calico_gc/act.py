@@ -240,6 +240,3 @@ def release_node(engine: Engine, live: Live, action: ReleaseNode) -> Done:
     except IPAMError as error:
         return Done(error)
     return Done()
-
-
-Action = Release | Thaw | GiveBack | ReleaseNode

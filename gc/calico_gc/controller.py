@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from calico_gc import act, decide
-from calico_gc.act import Action, Done, GiveBack, Live, Release, Released, ReleaseNode, Thaw
+from calico_gc.act import Done, GiveBack, Live, Release, Released, ReleaseNode, Thaw
+from calico_gc.companions import Companions, DeleteNode, SyncLabels, delete_node, sync_labels
 from calico_gc.decide import LiveNode, NodeDecision, NodeFacts, Standing
 from calico_gc.facts import Allocation, AllocationKey
 from calico_gc.gate import NotAllowed
@@ -30,6 +31,7 @@ log = logging.getLogger(__name__)
 #: seconds for which the IPAM settings are believed; they only say when a cooling address is worth a look
 CONFIG_SECONDS = 5.0
 ActionKey = tuple[str, str]
+Action = Release | Thaw | GiveBack | ReleaseNode | DeleteNode | SyncLabels
 #: kinds of findings that every full scan either meets again or closes
 LOOKED_FOR = (decide.NODE_MISMATCH, decide.FINISHED_WITHOUT_ADDRESS, "in-use-on-gone-node", "held", "nameless")
 
@@ -47,6 +49,7 @@ class Controller:
     record: Record = field(default_factory=Record)
     notify: Callable[[str, str, str], None] = lambda *_: None
 
+    companions: Companions = field(default_factory=Companions)
     active: bool = True  #: leader, or alone
     busy: dict[ActionKey, Action] = field(default_factory=dict)  #: actions that are with a worker
     backoff: Backoff = field(default_factory=Backoff)
@@ -67,6 +70,12 @@ class Controller:
         host = self.state.owners.get(cidr)
         if host in self.leaving:
             self.backoff.succeeded(("node", host))
+
+    def node_changed(self, name: str) -> None:
+        """A Calico node came or went: what waited because of it is tried again at once."""
+        self.backoff.succeeded(("node", name))
+        for allocation in self.state.by_node.get(name, {}).values():
+            self.backoff.succeeded(("release", allocation.block))
 
     def tick(self) -> None:
         self.state.full_scan = True
@@ -92,6 +101,7 @@ class Controller:
         self._thaw(now)
         self._give_back(now)
         self._release_nodes(now)
+        self._companions(now)
         self._sleep_until(self.backoff.next_due())
         self.record.syncs["ok"] += 1
         self.record.last_success = now.wall
@@ -260,6 +270,16 @@ class Controller:
             if all(allocation.windows_reserved for allocation in mine.values()):
                 self._start(ReleaseNode(node), now)
 
+    def _companions(self, now: Moment) -> None:
+        if self.options.node_deletion:
+            for gone in self.companions.gone_nodes(self.state):
+                if not self._start(gone, now):
+                    self.companions.look_for_gone = True
+        if self.options.label_sync:
+            work = self.companions.label_work(self.state, now)
+            if work is not None and not self._start(work, now):
+                self.companions.relabel.update(self.state.kube_nodes)
+
     # --- answers -----------------------------------------------------------------------------------------------
 
     def progress(self, part: Released) -> None:
@@ -308,7 +328,7 @@ class Controller:
             self._sleep_until(self.backoff.failed(action.key, now.mono))
         match action, answer:
             case Release(), Released():
-                self._concluded_release(answer)
+                self._concluded_release(action, answer, now)
             case GiveBack(), Done():
                 self._concluded_give_back(action, answer, now)
             case ReleaseNode(), Done():
@@ -318,8 +338,13 @@ class Controller:
                     self.state.drop_block(action.cidr)
                 else:
                     self.thawed[action.cidr] = action.revision
+            case DeleteNode(), Done():
+                self._concluded_deletion(action, answer, now)
 
-    def _concluded_release(self, answer: Released) -> None:
+    def _concluded_release(self, action: Release, answer: Released, now: Moment) -> None:
+        if answer.alive and not answer.freed:
+            # The caches say dead, a live look says alive: they will agree soon, and until then asking is enough.
+            self._sleep_until(self.backoff.failed(action.key, now.mono))
         if answer.stale:
             self.record.release_errors["sequence"] += len(answer.stale)
         if answer.error is not None:
@@ -345,6 +370,14 @@ class Controller:
                 text = f"block {action.cidr} says it belongs to {action.host}, but no affinity row says so; it is kept"
                 if self.record.found(now, answer.note, action.cidr, text):
                     log.warning("%s", text)
+
+    def _concluded_deletion(self, action: DeleteNode, answer: Done, now: Moment) -> None:
+        if answer.error is not None:
+            self.companions.look_for_gone = True
+            log.warning("node %s, which Kubernetes has no more, was not deleted: %s", action.node, answer.error)
+        elif answer.gone:
+            self.record.happened(now, "delete-node", action.node)
+            log.info("Deleted Calico node %s, which Kubernetes has no more", action.node)
 
     def _concluded_node(self, action: ReleaseNode, answer: Done, now: Moment) -> None:
         node = action.node
@@ -380,6 +413,10 @@ def run(engine: Engine, live: Live, action: Action, progress: Callable[[Released
             return act.give_back(engine, action)
         case ReleaseNode():
             return act.release_node(engine, live, action)
+        case DeleteNode():
+            return delete_node(engine, live, action)
+        case SyncLabels():
+            return sync_labels(engine, action)
 
 
 def preview(live: Live, action: Action, progress: Callable[[Released], None]) -> Released | Done:
@@ -403,6 +440,10 @@ def _told(action: Action) -> tuple[str, str, str]:
             return "release-block", cidr, host
         case ReleaseNode(node):
             return "release-node", node, ""
+        case DeleteNode(node):
+            return "delete-node", node, ""
+        case SyncLabels(labels):
+            return "labels", ", ".join(sorted(labels)), ""
 
 
 def _pod_text(allocation: Allocation) -> str:

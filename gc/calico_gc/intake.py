@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from calico_gc.controller import Controller
-from calico_gc.facts import VirtualMachines
+from calico_gc.facts import VirtualMachines, kubernetes_name
 from calico_ipam.datastore.api import Damaged, Entry, Event
 from calico_ipam.model.keys import BlockKey, ResourceKey
 from calico_ipam.model.resource import (
@@ -121,7 +121,10 @@ class Intake:
 
     def _node(self, change: Change) -> None:
         state = self._state
+        if change.kind == NODE or self._both:
+            self._controller.node_changed(change.key)
         if change.kind == NODE:
+            self._controller.companions.relabel.add(kubernetes_name(change.value) or "" if change.value else "")
             if change.value is None:
                 state.drop_node(change.key)
             else:
@@ -129,9 +132,13 @@ class Intake:
             return
         if change.value is None:
             state.drop_kube_node(change.key)
+            self._controller.companions.look_for_gone = True
             if self._both:
                 state.drop_node(change.key)
             return
+        before = state.kube_nodes.get(change.key)
+        if before is None or before.labels != change.value.labels:
+            self._controller.companions.relabel.add(change.key)
         state.put_kube_node(change.value)
         if self._both:
             state.link_node(change.key, change.key)

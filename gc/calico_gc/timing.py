@@ -64,6 +64,10 @@ class Backoff:
         found = self._failures.get(key)
         return found is None or now >= found[1]
 
+    def failures(self) -> dict[Key, int]:
+        """Return how often each thing failed in a row."""
+        return {key: count for key, (count, _) in self._failures.items()}
+
     def count(self, key: Key) -> int:
         return self._failures.get(key, (0, 0.0))[0]
 

@@ -104,8 +104,8 @@ def _thing(entry: Mapping[str, Any], where: str) -> Thing:
     kind, gone = document["kind"], bool(entry.get("delete"))
     if kind in CORE:
         metadata = document["metadata"]
-        key = (metadata.get("namespace", "default"), metadata["name"]) if kind == "Pod" else metadata["name"]
-        return Thing(kind, key, None if gone else document, None if gone else document)
+        name: Any = (metadata.get("namespace", "default"), metadata["name"]) if kind == "Pod" else metadata["name"]
+        return Thing(kind, name, None if gone else document, None if gone else document)
     if gone:
         return Thing("calico", ResourceKey(kind, document["metadata"]["name"]))
     key = kube_codec.key_of(kind, document)
@@ -126,7 +126,7 @@ def _from_text(path: str, value: Any, where: str) -> tuple[Key, Any]:
 
 
 def _state(document: Mapping[str, Any], where: str) -> Iterator[tuple[Key, Any]]:
-    """Yield key and value (None: deleted) of the objects of Calico's that matter here; tiers are no business of ours."""
+    """Yield key and value (None: deleted) of the objects of Calico that matter here; tiers are no business of ours."""
     for name, value in document.items():
         if name.startswith("/"):
             if "/tiers/" not in name:

@@ -1,0 +1,176 @@
+"""Recorded collector cases (``golden/gc``) replayed under an injected clock, one test per file (ruling 36)."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from calico_ipam.model.block import Block
+from calico_ipam.model.keys import AffinityKey, BlockKey, HandleKey, Key, ResourceKey
+from tests.golden.gc_exceptions import EXCEPTIONS, Exception_, Moment
+from tests.golden.gc_recording import Case, UnknownRecording, load
+from tests.golden.gc_replay import Played, comparable, differences, play
+from tests.shared import golden, recordings
+
+FOLDER = golden("gc")
+
+
+def moments(played: Played) -> list[Moment]:
+    found, before = [], comparable(played.before)
+    for number, phase in enumerate(played.case.phases):
+        ours = comparable(played.after[number])
+        found.append(Moment(played.case, number, before, comparable(phase.after), ours))
+        before = ours
+    return found
+
+
+def compare(played: Played, exceptions: tuple[Exception_, ...] = EXCEPTIONS) -> tuple[list[str], list[Exception_]]:
+    """Return what differs beyond the exceptions, and the exceptions that were needed."""
+    problems: list[str] = []
+    used: list[Exception_] = []
+    for moment in moments(played):
+        expected = moment.after
+        applied = [e for e in exceptions if e.where(moment)]
+        for exception in applied:
+            changed = exception.expect(Moment(moment.case, moment.phase, moment.before, expected, moment.ours))
+            if changed == expected:
+                problems.append(f"phase {moment.phase}: exception {exception.limit} is not needed any more")
+            expected = changed
+        used += applied
+        problems += [f"phase {moment.phase}: {line}" for line in differences(expected, moment.ours)]
+        if not applied:
+            problems += _metrics(played, moment.phase)
+    return problems + _resources(played) + _order(played), used
+
+
+def _metrics(played: Played, phase: int) -> list[str]:
+    recorded, ours = played.case.phases[phase].metrics, played.metrics[phase]
+    if recorded is None:
+        return []
+    missing = [f"phase {phase}: metrics lack {line}" for line in recorded if line not in ours]
+    extra = [f"phase {phase}: metrics have {line}" for line in ours if line not in recorded]
+    order = [] if missing or extra or list(recorded) == ours else [f"phase {phase}: metrics are in another order"]
+    return missing + extra + order
+
+
+def _resources(played: Played) -> list[str]:
+    """Compare Calico's nodes and endpoints (etcd only), by what the last phase that touched them left."""
+    recorded: dict[Key, Any] = {}
+    for phase in played.case.phases:
+        recorded.update({k: v for k, v in phase.changed.items() if _compared(k)})
+    found = []
+    for key, value in recorded.items():
+        ours = played.resources.get(key)
+        if value is None or ours is None:
+            if (value is None) != (ours is None):
+                found.append(f"{key}: expected {value}, is {ours}")
+        elif _facts(value.document) != _facts(ours.document):
+            found.append(f"{key}: expected {_facts(value.document)}, is {_facts(ours.document)}")
+    return found
+
+
+def _compared(key: Key) -> bool:
+    return isinstance(key, ResourceKey) and key.kind in ("Node", "WorkloadEndpoint")
+
+
+def _facts(document: Mapping[str, Any]) -> Any:
+    metadata = document["metadata"]
+    return document.get("spec"), metadata.get("labels"), metadata.get("annotations")
+
+
+def _order(played: Played) -> list[str]:
+    """Where writes go one by one, a crash after any of them must leave what can be healed (README, what to compare)."""
+    if not played.case.kubernetes:
+        return []
+    problems: list[str] = []
+    written: set[Key] = set()
+    for verb, key in played.writes:
+        if isinstance(key, HandleKey) and verb == "delete":
+            blocks = [k for k, v in played.before.items() if isinstance(v, Block) and v.held_by(key.id)]
+            if blocks and not written.intersection(blocks):
+                problems.append(f"{key} was removed before any of its blocks was written")
+        if isinstance(key, AffinityKey) and verb == "delete" and not {key, BlockKey(key.cidr)} <= written:
+            problems.append(f"{key} was removed before it was marked and its block was written")
+        if isinstance(key, BlockKey) and verb == "delete":
+            value = played.before.get(key)
+            rows = [k for k in played.before if isinstance(k, AffinityKey) and k.cidr == key.cidr]
+            if isinstance(value, Block) and rows and not written.intersection(rows):
+                problems.append(f"{key} was removed before its affinity was marked")
+        written.add(key)
+    return problems
+
+
+@pytest.mark.parametrize("path", recordings(FOLDER))
+def test_replay(path: Path, record_property: pytest.RecordProperty) -> None:
+    case = load(path)
+    problems, used = compare(play(case))
+    for exception in used:
+        record_property("excepted", f"{exception.limit} {case.name}")
+    record_property("replayed", f"{len(case.phases)} {case.name}")
+    assert not problems, "\n".join(problems)
+
+
+def test_every_exception_is_needed() -> None:
+    if not FOLDER.is_dir():
+        pytest.skip(f"{FOLDER} is absent")
+    needed: set[str] = set()
+    for path in sorted(FOLDER.glob("*.json")):
+        needed |= {exception.limit for exception in compare(play(load(path)))[1]}
+    assert needed == {exception.limit for exception in EXCEPTIONS}
+
+
+# --- the harness can fail -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def recording(tmp_path: Path) -> Path:
+    source = FOLDER / "leak-pod-gone-kdd.json"
+    if not source.is_file():
+        pytest.skip(f"{source} is absent")
+    return Path(shutil.copy(source, tmp_path))
+
+
+def spoiled(path: Path, change: Any) -> Case:
+    path.chmod(0o600)
+    document = json.loads(path.read_text(encoding="utf-8"))
+    change(document)
+    path.write_text(json.dumps(document), encoding="utf-8")
+    return load(path)
+
+
+@pytest.mark.parametrize("place", ["case", "config", "before"])
+def test_an_unknown_field_fails(recording: Path, place: str) -> None:
+    def change(document: dict[str, Any]) -> None:
+        {"case": document, "config": document["config"], "before": document["before"][0]}[place]["novelty"] = 1
+
+    with pytest.raises(UnknownRecording, match="novelty"):
+        spoiled(recording, change)
+
+
+BLOCK = "IPAMBlock/192-168-0-128-26"
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (lambda d: d["after"].pop(BLOCK), "must not be stored"),
+        (lambda d: d["after"][BLOCK]["spec"].update(sequenceNumber=1), "expected"),
+        (lambda d: d["after"].update({"IPAMHandle/x": {"spec": {"handleID": "x", "block": {}}}}), "must be stored"),
+        (lambda d: d["metrics"].append('ipam_blocks{ippool="x",node="y"} 1'), "metrics lack"),
+        (lambda d: d["metrics"].pop(), "metrics have"),
+    ],
+)
+def test_a_difference_fails(recording: Path, change: Any, complaint: str) -> None:
+    problems, _ = compare(play(spoiled(recording, change)))
+    assert any(complaint in line for line in problems), problems
+
+
+def test_an_exception_without_need_fails(recording: Path) -> None:
+    needless = Exception_("U0", lambda moment: True, "nothing", lambda moment: dict(moment.after))
+    problems, _ = compare(play(load(recording)), (needless,))
+    assert any("U0 is not needed any more" in line for line in problems)
