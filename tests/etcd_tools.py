@@ -154,6 +154,12 @@ class Etcd:
         self.stop()
         self.start()
 
+    def begin_anew(self) -> None:
+        """Lose everything, and start as another cluster at the same address."""
+        self.stop()
+        shutil.rmtree(self.folder / "data")
+        self.start()
+
     def freeze(self) -> None:
         """Let it stand still: the kernel takes connections and bytes, nobody answers."""
         assert self._process is not None

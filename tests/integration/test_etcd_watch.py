@@ -211,6 +211,21 @@ def test_a_store_that_was_set_back_is_listed_again(etcd: Etcd) -> None:
             assert seen.wait(2)[1] == ("added", "next")
 
 
+def test_an_etcd_that_begins_anew_is_listed_again(etcd: Etcd, store: EtcdStore) -> None:
+    """Its data directory was lost while we watched: it would wait in silence for our revision to come."""
+    for number in range(20):
+        (entry,) = store.commit(handle(f"h{number:02}"))
+    with Seen(store, entry.revision) as seen:
+        store.commit(handle("seen"))
+        seen.wait(1)
+        etcd.begin_anew()
+        etcd.put("/calico/ipam/v2/handle/new", '{"block":{},"deleted":false}')
+        told = seen.wait(23)[1:]
+        assert sorted(told) == [("added", "new"), *(("deleted", f"h{n:02}") for n in range(20)), ("deleted", "seen")]
+        store.commit(handle("next"))
+        assert seen.wait(24)[23] == ("added", "next")
+
+
 def test_a_quiet_watch_shows_that_it_lives(store: EtcdStore, etcd: Etcd) -> None:
     (entry,) = store.commit(handle("h"))
     with opened(etcd.endpoint) as quick, Seen(quick, entry.revision) as seen:
@@ -284,7 +299,7 @@ def test_nothing_is_lost_or_told_twice_in_bad_weather(etcd: Etcd, store: EtcdSto
     told: list[tuple[str, str, str]] = []
     with (
         proxied(etcd) as proxy,
-        opened(proxy.endpoint, etcd.endpoint) as watching,
+        opened(proxy.endpoint) as watching,
         Seen(watching, store.list(Handles()).revision) as seen,
     ):
         entries = {}
@@ -296,6 +311,7 @@ def test_nothing_is_lost_or_told_twice_in_bad_weather(etcd: Etcd, store: EtcdSto
             else:
                 (entries[name],) = store.commit(handle(name, number))
             if number % 20 == 0:
+                wait_until(lambda number=number: len(seen.events) > number)
                 proxy.cut()
         (last,) = store.commit(handle("last"))
         wait_until(lambda: ("added", "last") in seen.told(), 60)
@@ -308,4 +324,5 @@ def test_nothing_is_lost_or_told_twice_in_bad_weather(etcd: Etcd, store: EtcdSto
                 assert event.entry.key.id not in copy
                 copy[event.entry.key.id] = event.entry.revision
     assert len(told) == len(set(told)) == 201
+    assert proxy.connections > 8
     assert copy == {entry.key.id: entry.revision for entry in (*entries.values(), last)}
