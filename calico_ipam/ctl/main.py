@@ -1,46 +1,52 @@
-"""ipamctl: the entry, and how whatever goes wrong is told (cli §1, §17)."""
+"""ipamctl: the entry (cli §1, §17)."""
 
 from __future__ import annotations
 
-import errno
 import os
 import sys
 from typing import Any
 
 import click
 
-from calico_ipam.ctl.init import init
-from calico_ipam.ctl.ipam import ipam
-from calico_ipam.ctl.output import note
-from calico_ipam.ctl.pool import pool
+from calico_ipam.ctl.commands import Commands, Later, is_exact
+from calico_ipam.ctl.failures import EXIT_CODES, SILENT, exact, exit_code, told
+from calico_ipam.ctl.output import note, on_terminal
 from calico_ipam.ctl.session import Session, common_options
-from calico_ipam.errors import IPAMError
+
+__all__ = ["EXIT_CODES", "cli", "exit_code", "main"]
 
 #: names under which this program may be installed (ruling 20); any other shows as ``ipamctl``
 NAMES = ("ipamctl", "calicoctl", "kubectl-calico", "kubectl-calico_ipam")
 
-#: What ended the call, and the exit code. The first match counts. Ordinary failures are 1, as upstream's (cli §1.4).
-EXIT_CODES: tuple[tuple[type[BaseException], int], ...] = (
-    (KeyboardInterrupt, 130),  # what a shell sees of a program that SIGINT ended
-    (BrokenPipeError, 141),  # likewise SIGPIPE: the reader had enough
-    (click.Abort, 1),  # the answer to a question was no
-    (click.ClickException, 1),  # usage; click's own 2 means a crash upstream
-    (IPAMError, 1),
-    (OSError, 1),  # a disk is full, a file cannot be read
-    (Exception, 2),  # a defect of ours
-)
+_CTL = "calico_ipam.ctl."
+_ADDRESSES, _RESOURCES, _STORE = "Addresses", "Resources", "This host and its datastore"
+COMMANDS = {
+    "ipam": Later(_CTL + "ipam:ipam", "Look at addresses, find out why, release, check and repair.", _ADDRESSES),
+    "pool": Later(_CTL + "pool:pool", "Create, list, resize and delete the ranges that addresses come from.", _ADDRESSES),
+    "get": Later(_CTL + "get:get", "Show resources: pools, reservations, nodes, blocks, handles.", _RESOURCES),
+    "create": Later(_CTL + "write:create", "Create resources from a file.", _RESOURCES),
+    "apply": Later(_CTL + "write:apply", "Create resources from a file, or replace those that exist.", _RESOURCES),
+    "replace": Later(_CTL + "write:replace", "Replace resources by those of a file.", _RESOURCES),
+    "delete": Later(_CTL + "delete:delete", "Delete resources by name or by file.", _RESOURCES),
+    "patch": Later(_CTL + "patch:patch", "Change some fields of a resource.", _RESOURCES),
+    "label": Later(_CTL + "patch:label", "Set or remove a label of a resource.", _RESOURCES),
+    "validate": Later(_CTL + "write:validate", "Check resources of a file; nothing is contacted.", _RESOURCES),
+    "init": Later(_CTL + "init:init", "Make a datastore ready for the first address.", _STORE),
+    "doctor": Later(_CTL + "doctor:doctor", "Look whether this host and its datastore are fit to serve.", _STORE),
+    "datastore": Later(_CTL + "datastore:datastore", "Lock, export, import, copy and back up the datastore.", _STORE),
+    "version": Later(_CTL + "version:version", "Show the versions of this program and of the cluster.", _STORE),
+    "completion": Later(_CTL + "completion:completion", "Print the completion script of a shell.", _STORE),
+}
 
 
-def exit_code(error: BaseException) -> int:
-    """Return the exit code for what ended a call."""
-    return next(code for kind, code in EXIT_CODES if isinstance(error, kind))
-
-
-class Program(click.Group):
+class Program(Commands):
     """A command group that reports every failure in a sentence and never shows a traceback unasked."""
 
     def main(self, *args: Any, **extra: Any) -> Any:
         code, output = 0, sys.stdout
+        session = extra.setdefault("obj", Session())
+        name = extra.get("prog_name")
+        session.compat = name in NAMES[1:] and not on_terminal()  # scripts written for calicoctl
         try:
             code = super().main(*args, **{**extra, "standalone_mode": False}) or 0
             _flush()
@@ -55,49 +61,32 @@ class Program(click.Group):
         except (KeyboardInterrupt, Exception) as error:
             ended = error.__cause__ if isinstance(error.__cause__, KeyboardInterrupt) else error  # click wraps it
             code = exit_code(ended)
-            _report(ended)
+            _report(ended, session)
         _discard_unwritten()
         sys.exit(code)
 
 
-def _report(error: BaseException) -> None:
+def _report(error: BaseException, session: Session) -> None:
     """Tell a failure: what, and the way out."""
-    if isinstance(error, (BrokenPipeError, click.Abort)):
+    if isinstance(error, SILENT):
         return
+    if not isinstance(error, click.ClickException | OSError | KeyboardInterrupt):
+        _trace(error)
     try:
-        for label, text in _explained(error):
-            note(text, label=label)
+        if is_exact(session) or (session.compat and isinstance(error, click.UsageError)):
+            text, on_stdout = exact(error)
+            click.echo(text, err=not on_stdout)
+            return
+        for label, line in told(error):
+            note(line, label=label)
     except OSError:
         return  # there is nobody left to tell
-
-
-def _explained(error: BaseException) -> list[tuple[str, str]]:
-    hint = ""
-    if isinstance(error, IPAMError):
-        text, hint = str(error).rstrip("\n"), error.hint
-    elif isinstance(error, click.UsageError):
-        text = error.format_message()
-        if error.ctx is not None:
-            hint = f"'{error.ctx.command_path} --help' lists what it takes."
-    elif isinstance(error, click.ClickException):
-        text = error.format_message()
-    elif isinstance(error, KeyboardInterrupt):
-        text = "interrupted"
-    elif isinstance(error, OSError):
-        text = f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror or error)
-        if error.errno == errno.ENOSPC:
-            hint = "The disk is full: free some space."
-    else:
-        text = f"internal error: {type(error).__name__}: {error}"
-        hint = "This is a defect of ipamctl: --log-level debug shows where. Please report it."
-        _trace(error)
-    return [("error", text), *(("hint", line) for line in hint.splitlines())]
 
 
 def _trace(error: BaseException) -> None:
     import logging
 
-    logging.getLogger(__name__).debug("internal error", exc_info=error)
+    logging.getLogger(__name__).debug("the call ended with", exc_info=error)
 
 
 def _flush() -> None:
@@ -127,6 +116,7 @@ def _show_version(context: click.Context, _parameter: click.Parameter, wanted: b
 
 @click.group(
     cls=Program,
+    later=COMMANDS,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="First time here? 'ipamctl init' makes a datastore on this host; 'ipamctl ipam show' looks into it.",
 )
@@ -143,11 +133,6 @@ def _show_version(context: click.Context, _parameter: click.Parameter, wanted: b
 def cli(context: click.Context) -> None:
     """Look after Calico's IP addresses: pools, blocks, and who holds which address."""
     context.call_on_close(context.ensure_object(Session).close)
-
-
-cli.add_command(init)
-cli.add_command(pool)
-cli.add_command(ipam)
 
 
 def main() -> None:

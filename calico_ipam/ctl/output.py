@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-Format = Literal["table", "wide", "json", "yaml"]
-FORMATS: tuple[Format, ...] = ("table", "wide", "json", "yaml")
+Format = str
+FORMATS: tuple[Format, ...] = ("table", "wide", "json", "yaml", "name")
 
 #: above this a whole number is harder to read than its size
 _READABLE = 10**9
@@ -53,6 +53,11 @@ def on_terminal() -> bool:
     return _is_terminal(sys.stdout)
 
 
+def errors_on_terminal() -> bool:
+    """Tell whether a person reads standard error."""
+    return _is_terminal(sys.stderr)
+
+
 def can_ask() -> bool:
     """Tell whether a person can be asked: both the answer and the question need a terminal."""
     return _is_terminal(sys.stdin) and _is_terminal(sys.stderr)
@@ -78,7 +83,16 @@ def note(text: str, *, label: str = "note") -> None:
 
 
 def document(value: Any, form: Format) -> None:
-    """Write a value as JSON or YAML."""
+    """Write a value as JSON or YAML, the names in it, or what a path in it leads to."""
+    if form == "name":
+        for name in names_in(value):
+            say(name)
+        return
+    if form.startswith("jsonpath="):
+        from calico_ipam.ctl.jsonpath import find
+
+        click.echo(find(value, form.removeprefix("jsonpath=")), nl=False)
+        return
     if form == "json":
         import json
 
@@ -89,9 +103,24 @@ def document(value: Any, form: Format) -> None:
     click.echo(yaml.safe_dump(value, sort_keys=False, allow_unicode=True), nl=False)
 
 
-def table(columns: Sequence[Column], rows: Sequence[Row]) -> None:
-    """Write a table, for the reader there is."""
-    if on_terminal():
+def names_in(value: Any) -> list[str]:
+    """Return the names of the things in a document: of a list the one of each item, by the field that names it."""
+    if isinstance(value, list):
+        return [name for item in value for name in names_in(item)]
+    if not isinstance(value, dict):
+        return [str(value)]
+    metadata = value.get("metadata")
+    if isinstance(metadata, dict) and metadata.get("name"):
+        return [str(metadata["name"])]
+    for key in ("name", "ip", "cidr", "id", "subject"):
+        if isinstance(value.get(key), str):
+            return [value[key]]
+    return [name for item in value.values() if isinstance(item, list) for name in names_in(item)]
+
+
+def table(columns: Sequence[Column], rows: Sequence[Row], *, people: bool | None = None) -> None:
+    """Write a table, for ``people`` or as calicoctl's; not said, standard output decides."""
+    if on_terminal() if people is None else people:
         _table_for_people(columns, rows)
     else:
         say(plain_table(columns, rows))
@@ -170,13 +199,23 @@ def _rich_text(cell: str | Cell) -> Text:
     return Text(str(cell), style=_TONES[cell.tone] if isinstance(cell, Cell) else "")
 
 
-def paragraph(text: str) -> str:
-    """Return text broken into lines that the terminal can hold, at most 80 columns; not at a no-break space."""
+def paragraph(text: str, *, indent: str = "") -> str:
+    """Return text broken into lines that the terminal can hold, at most 80 columns; not at a no-break space.
+
+    Every line is indented, those after the first by two more when there is an ``indent``.
+    """
     import shutil
     import textwrap
 
     width = max(30, min(80, shutil.get_terminal_size().columns))
-    return textwrap.fill(text, width, break_on_hyphens=False, break_long_words=False).replace("\N{NO-BREAK SPACE}", " ")
+    return textwrap.fill(
+        text,
+        width,
+        break_on_hyphens=False,
+        break_long_words=False,
+        initial_indent=indent,
+        subsequent_indent=indent and indent + "  ",
+    ).replace("\N{NO-BREAK SPACE}", " ")
 
 
 # --- numbers -----------------------------------------------------------------------------------------------

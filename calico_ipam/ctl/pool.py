@@ -172,7 +172,7 @@ def delete(session: Session, /, name: str, force: bool, yes: bool, dry_run: bool
     if dry_run:
         say(f"Would delete {what}")
         return
-    confirm(f"Delete {what}?", assume_yes=yes, refusal="nothing was deleted.")
+    confirm(session, f"Delete {what}?", assume_yes=yes, refusal="nothing was deleted.")
     remove = delete_used_pool if force else delete_unused_pool
     remove(engine, name, session.ipam.release_pool_affinities)
     say(f"Deleted pool {name}")

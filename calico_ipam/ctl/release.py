@@ -1,4 +1,4 @@
-"""``ipamctl ipam``: look at addresses and release them (cli §3, §5)."""
+"""``ipamctl ipam release``: one address, or what a report found leaked (cli §5; ruling 9)."""
 
 from __future__ import annotations
 
@@ -6,66 +6,80 @@ from typing import TYPE_CHECKING
 
 import click
 
-from calico_ipam.ctl.output import note, say
+from calico_ipam.ctl.commands import Mirrored
+from calico_ipam.ctl.failures import Told
+from calico_ipam.ctl.output import say
 from calico_ipam.ctl.session import Session, common_options, confirm, pass_session
 
 if TYPE_CHECKING:
     from calico_ipam.model.addresses import Address
 
 
-@click.group()
-def ipam() -> None:
-    """Look at addresses, blocks and settings; release addresses."""
-
-
-@ipam.command()
-@click.option("--ip", metavar="ADDRESS", help="Show who holds this address.")
-@click.option("--show-blocks", is_flag=True, help="Show the blocks of each pool too.")
-@click.option("--show-borrowed", is_flag=True, help="Show addresses that a node holds in another node's block.")
-@click.option("--show-configuration", is_flag=True, help="Show the IPAM settings.")
-@common_options
-@pass_session
-def show(session: Session, /, ip: str | None, show_blocks: bool, show_borrowed: bool, show_configuration: bool) -> None:
-    """Show how full the pools are.
-
-    Of several options the first in the order of this list counts.
-    """
-    from calico_ipam.ctl import show as views
-
-    if ip:
-        views.show_address(session, parse_ip(ip))
-    elif show_borrowed and not show_blocks:
-        views.show_borrowed(session)
-    elif show_configuration and not show_blocks:
-        views.show_configuration(session)
-    else:
-        views.show_pools(session, blocks=show_blocks)
-
-
-@ipam.command()
-@click.option("--ip", metavar="ADDRESS", required=True, help="The address to release.")
-@click.option("--force", is_flag=True, help="Release it although a workload or a tunnel uses it.")
+@click.command(cls=Mirrored)
+@click.option("--ip", metavar="ADDRESS", help="The address to release.")
+@click.option(
+    "--from-report", "reports", multiple=True, metavar="FILE", help="Release what is leaked in all of these reports."
+)
+@click.option(
+    "--force", is_flag=True, help="Release an address that is in use; release by a report without the lock."
+)
+@click.option("--include-unattributed", is_flag=True, help="With a report: also addresses that are nobody's in particular.")
+@click.option("--handle", metavar="ID", help="With --ip: only if this handle holds it.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--dry-run", is_flag=True, help="Show what would happen and write nothing.")
 @common_options
 @pass_session
-def release(session: Session, /, ip: str, force: bool, yes: bool, dry_run: bool) -> None:
-    """Release an address that nothing uses any more.
+def release(
+    session: Session,
+    /,
+    ip: str | None,
+    reports: tuple[str, ...],
+    force: bool,
+    include_unattributed: bool,
+    handle: str | None,
+    yes: bool,
+    dry_run: bool,
+) -> None:
+    """Release an address that nothing uses any more, or all that a report of 'ipam check' found leaked.
 
-    It is released only if its holder is still the one that was shown. To take an address from something that lives,
-    delete the workload instead.
+    An address is released only if its holder is still the one that was shown, or reported. To take an address from
+    something that lives, delete the workload instead.
     """
+    from calico_ipam.ctl.version import check_version
+
+    check_version(session, writes=not dry_run)
+    if reports:
+        from calico_ipam.ctl.release_report import release_reported
+
+        release_reported(
+            session, reports, force=force, unattributed=include_unattributed, yes=yes, dry_run=dry_run
+        )
+    elif ip:
+        _release_one(session, parse_ip(ip), handle=handle, force=force, yes=yes, dry_run=dry_run)
+    elif not session.compat:  # calicoctl does nothing and says so to nobody (limit 18.12)
+        raise click.UsageError("Say what to release: --ip ADDRESS or --from-report FILE.", click.get_current_context())
+
+
+def _release_one(
+    session: Session, address: Address, *, handle: str | None, force: bool, yes: bool, dry_run: bool
+) -> None:
     from calico_ipam.ctl.show import holding_lines
     from calico_ipam.engine.holder import find_holding, live_users
     from calico_ipam.engine.release import release_from_block
     from calico_ipam.errors import RefusedError
 
-    address = parse_ip(ip)
     held = find_holding(session.engine, address)
     if held is None or held.released_at is not None:
         raise not_assigned(address, cooling=held is not None)
-    for line in holding_lines(held):
-        click.echo(line, err=True)
+    if not session.compat:
+        for line in holding_lines(held):
+            click.echo(line, err=True)
+    if handle and handle != held.handle:
+        raise RefusedError(
+            f"address {address} belongs to handle {held.handle or '<none>'}, not to {handle}",
+            subject=str(address),
+            hint="Nothing was released: look who holds it now.",
+        )
     users = live_users(session.engine, address)
     if users and not force:
         raise RefusedError(
@@ -77,12 +91,12 @@ def release(session: Session, /, ip: str, force: bool, yes: bool, dry_run: bool)
     if dry_run:
         say(f"Would release IP address {address}")
         return
-    confirm(f"Release {address}?", assume_yes=yes, refusal="nothing was released.")
+    confirm(session, f"Release {address}?", assume_yes=yes, refusal="nothing was released.")
     if release_from_block(session.engine, held.block, [held.release_option()]):
         raise not_assigned(address, cooling=False)
     say(f"Successfully released IP address {address}")
     for user in users:
-        note(f"{user} still has it: remove that too.", label="warning")
+        session.note(f"{user} still has it: remove that too.", label="warning")
 
 
 def parse_ip(text: str) -> Address:
@@ -95,10 +109,11 @@ def parse_ip(text: str) -> Address:
             raise InvalidInput("a zone is no part of an address")
         return parse_address(text)
     except InvalidInput:
-        raise InvalidInput(
+        raise Told(
             f"invalid IP address specified: {text}",
-            subject=text,
+            exact=f"Error executing command: invalid IP address specified: {text}",
             hint="Give one IPv4 or IPv6 address, without a prefix length or leading zeros.",
+            on_stdout=True,
         ) from None
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from calico_ipam.ctl.output import FORMATS, Format, note
+from calico_ipam.ctl.output import FORMATS, Column, Format, Row, note, table
 
 if TYPE_CHECKING:
     from calico_ipam.datastore.api import Datastore
@@ -30,6 +30,10 @@ class Session:
         self.config: str | None = None
         self.output: Format = "table"
         self.log_level = "panic"
+        self.compat = False  #: calicoctl's words exactly, wherever output goes
+        self.mirrored = False  #: the command is one that calicoctl has too
+        self.allow_version_mismatch = False
+        self.kube_context: str | None = None
         self.environ: Mapping[str, str] = os.environ
         self.makes_store = False
         self._settings: Settings | None = None
@@ -49,7 +53,12 @@ class Session:
         if self._settings is None:
             from calico_ipam.datastore.config import load_settings
 
-            self._settings = load_settings(self.datastore, environ=self.environ, config_file=self.config)
+            settings = load_settings(self.datastore, environ=self.environ, config_file=self.config)
+            if self.kube_context:
+                from dataclasses import replace
+
+                settings = replace(settings, k8s_current_context=self.kube_context)
+            self._settings = settings
         return self._settings
 
     @property
@@ -71,7 +80,30 @@ class Session:
     @property
     def wants_document(self) -> bool:
         """True when the result is to be JSON or YAML."""
-        return self.output in ("json", "yaml")
+        return self.output in ("json", "yaml", "name") or self.output.startswith("jsonpath=")
+
+    @property
+    def for_people(self) -> bool:
+        """True when a person reads the result, and calicoctl's form of it was not asked for."""
+        from calico_ipam.ctl.output import on_terminal
+
+        return on_terminal() and not self.compat
+
+    @property
+    def colours(self) -> bool:
+        """True when the reader sees colours and wants them."""
+        return self.for_people and not self.environ.get("NO_COLOR")
+
+    def table(self, columns: Sequence[Column], rows: Sequence[Row]) -> None:
+        """Write a table, for the reader there is."""
+        table(columns, rows, people=self.for_people)
+
+    def note(self, text: str, *, label: str = "note") -> None:
+        """Write a line beside the result; calicoctl says nothing there. What only helps is for people."""
+        from calico_ipam.ctl.output import errors_on_terminal
+
+        if not self.compat and (label == "warning" or not self.mirrored or errors_on_terminal()):
+            note(text, label=label)
 
     def close(self) -> None:
         """Close what was opened."""
@@ -84,9 +116,9 @@ class Session:
 
         settings = self.settings
         if settings.fallback:
-            note(f"no datastore is configured, so this is the one of this host: {settings.sqlite_path}")
+            self.note(f"no datastore is configured, so this is the one of this host: {settings.sqlite_path}")
         elif settings.source.startswith("the file ") and any(v in self.environ for v in _WHERE):
-            note(f"settings come from {settings.source}; those in the environment are not used.")
+            self.note(f"settings come from {settings.source}; those in the environment are not used.")
         if settings.datastore_type == "sqlite" and not self.makes_store:
             _check_there(settings.sqlite_path)
         return open_datastore(settings)
@@ -116,6 +148,39 @@ def _check_there(path: str) -> None:
         return  # the datastore itself tells it best
 
 
+class OutputFormat(click.ParamType):
+    """One of the formats, or ``jsonpath=EXPRESSION``."""
+
+    name = "FORMAT"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        text = str(value)
+        if text in FORMATS or text.startswith("jsonpath="):
+            return text
+        self.fail(f"{text!r} is none of {', '.join(FORMATS)} and jsonpath=EXPRESSION.", param, ctx)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
+        from click.shell_completion import CompletionItem
+
+        return [CompletionItem(each) for each in (*FORMATS, "jsonpath=") if each.startswith(incomplete)]
+
+
+class LogLevel(click.ParamType):
+    """How much of what happens inside is told."""
+
+    name = "LEVEL"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if value in LOG_LEVELS:
+            return str(value)
+        from calico_ipam.ctl.failures import Told
+
+        raise Told(
+            f"unknown log level: {value}, expected one of: {', '.join(LOG_LEVELS)}",
+            hint="Give one of these to --log-level.",
+        )
+
+
 LOG_LEVELS = ("panic", "fatal", "error", "warn", "info", "debug")
 
 
@@ -125,6 +190,13 @@ def _remember(context: click.Context, parameter: click.Parameter, value: str | N
         setattr(context.ensure_object(Session), str(parameter.name), value)
         if parameter.name == "log_level":
             _log(value)
+    return value
+
+
+def _switch(context: click.Context, parameter: click.Parameter, value: bool) -> bool:
+    """Keep a common switch: given anywhere it is on."""
+    if value:
+        setattr(context.ensure_object(Session), str(parameter.name), True)
     return value
 
 
@@ -160,41 +232,70 @@ _COMMON = (
         help="Datastore settings (YAML or JSON). Default: /etc/calico/calicoctl.cfg, if it exists.",
     ),
     click.option(
-        "-o",
-        "--output",
-        "--format",
-        "output",
-        type=click.Choice(FORMATS),
-        expose_value=False,
-        callback=_remember,
-        help="How to write the result.",
-    ),
-    click.option(
         "-l",
         "--log-level",
-        type=click.Choice(LOG_LEVELS),
+        type=LogLevel(),
         expose_value=False,
         callback=_remember,
-        help="How much of what happens inside goes to standard error.",
+        help="How much of what happens inside goes to standard error: " + ", ".join(LOG_LEVELS) + ".",
+    ),
+    click.option(
+        "--context",
+        "kube_context",
+        metavar="NAME",
+        expose_value=False,
+        callback=_remember,
+        help="The context of the kubeconfig to use.",
+    ),
+    click.option(
+        "--allow-version-mismatch",
+        is_flag=True,
+        expose_value=False,
+        callback=_switch,
+        help="Go on although the cluster runs a version that this program does not know.",
+    ),
+    click.option(
+        "--compat",
+        is_flag=True,
+        expose_value=False,
+        is_eager=True,
+        callback=_switch,
+        help="Say exactly what calicoctl says, also on a terminal.",
     ),
 )
 
+_OUTPUT = click.option(
+    "-o",
+    "--output",
+    "--format",
+    "output",
+    type=OutputFormat(),
+    expose_value=False,
+    callback=_remember,
+    help="How to write the result: " + ", ".join(FORMATS) + " or jsonpath=EXPRESSION.",
+)
 
-def common_options(command: Command) -> Command:
-    """Add the options that every command takes, before or after its name."""
+
+def connection_options(command: Command) -> Command:
+    """Add the options that every command takes, before or after its name, but the one for the output's format."""
     for option in reversed(_COMMON):
         command = option(command)
     return command
 
 
+def common_options(command: Command) -> Command:
+    """Add the options that every command takes, before or after its name."""
+    return connection_options(_OUTPUT(command))
+
+
 pass_session = click.make_pass_decorator(Session, ensure=True)
 
 
-def confirm(question: str, *, assume_yes: bool, refusal: str) -> None:
+def confirm(session: Session, question: str, *, assume_yes: bool, refusal: str) -> None:
     """Ask a person; where nobody can be asked, go on. Raises click.Abort when the answer is no, or none."""
     from calico_ipam.ctl.output import can_ask
 
-    if assume_yes or not can_ask():
+    if assume_yes or session.compat or not can_ask():
         return
     try:
         agreed = click.confirm(question, default=False, err=True)

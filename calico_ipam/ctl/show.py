@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from calico_ipam.ctl.output import (
@@ -10,15 +10,13 @@ from calico_ipam.ctl.output import (
     Column,
     Row,
     document,
-    note,
-    on_terminal,
     plain_count,
     plain_share,
     readable_count,
     readable_share,
     say,
-    table,
 )
+from calico_ipam.errors import AddressInCooldown
 from calico_ipam.model.timestamps import format_time
 
 if TYPE_CHECKING:
@@ -33,16 +31,16 @@ _WARN, _ALARM = 80, 95  # per cent in use
 # --- pools and blocks --------------------------------------------------------------------------------------
 
 
-def show_pools(session: Session, *, blocks: bool) -> None:
-    """Write the utilisation of every pool, with ``blocks`` of every block too."""
+def show_pools(session: Session, *, blocks: bool, order: str | None = None) -> None:
+    """Write the utilisation of every pool, with ``blocks`` of every block too, those in ``order``."""
     from calico_ipam.engine.utilization import get_utilization
 
     usage = get_utilization(session.engine)
-    _warn(usage)
+    _warn(session, usage)
     if session.wants_document:
         document(_usage_document(usage), session.output)
         return
-    people = on_terminal()
+    people = session.for_people
     wide = session.output == "wide"
     columns = ["GROUPING", "CIDR", "IPS TOTAL", "IPS IN USE", "IPS RESERVED", "IPS FREE"]
     if people and not wide and not any(pool.reserved for pool in usage.pools):
@@ -52,13 +50,15 @@ def show_pools(session: Session, *, blocks: bool) -> None:
     if wide:
         columns += ["AFFINITY", "CLAIMED"]
     lefts = ("GROUPING", "CIDR", "AFFINITY", "CLAIMED")
-    rows = [[cells[column] for column in columns] for cells in _usage_cells(usage, with_blocks=blocks, people=people)]
-    table([Column(c, right=c not in lefts) for c in columns], rows)
+    rows = [[cells[column] for column in columns] for cells in _usage_cells(usage, with_blocks=blocks, people=people, order=order)]
+    session.table([Column(c, right=c not in lefts) for c in columns], rows)
     if people and not usage.unreadable and all(pool.orphans for pool in usage.pools):
-        note("there are no pools; 'ipamctl init' or 'ipamctl pool create CIDR' makes one.")
+        session.note("there are no pools; 'ipamctl init' or 'ipamctl pool create CIDR' makes one.")
 
 
-def _usage_cells(usage: Utilization, *, with_blocks: bool, people: bool) -> Iterator[dict[str, Cell]]:
+def _usage_cells(
+    usage: Utilization, *, with_blocks: bool, people: bool, order: str | None
+) -> Iterator[dict[str, Cell]]:
     """Yield the cells of each row by column: a pool, then its blocks."""
     for pool in usage.pools:
         if not pool.orphans:
@@ -66,14 +66,22 @@ def _usage_cells(usage: Utilization, *, with_blocks: bool, people: bool) -> Iter
         if not with_blocks:
             continue
         ordered = pool.blocks
-        if people:  # calicoctl's order is that of the keys as text, 10.0.10.0 before 10.0.2.0
-            ordered = tuple(sorted(ordered, key=lambda block: block.cidr))
+        if people or order:  # calicoctl's order is that of the keys as text, 10.0.10.0 before 10.0.2.0
+            ordered = tuple(sorted(ordered, key=_ORDERS[order or "cidr"]))
         for block in ordered:
             yield {
                 **_cells("Block", block, people=people),
                 "AFFINITY": Cell(block.affinity or "<none>", "" if block.affinity else "dim"),
                 "CLAIMED": Cell(format_time(block.claim_time) if block.claim_time else ""),
             }
+
+
+_ORDERS: Mapping[str, Callable[[BlockUtilization], Any]] = {
+    "cidr": lambda block: block.cidr,
+    "used": lambda block: (-block.in_use, block.cidr),
+    "free": lambda block: (-block.available, block.cidr),
+    "node": lambda block: (block.affinity or "~", block.cidr),
+}
 
 
 def _cells(grouping: str, counts: PoolUtilization | BlockUtilization, *, people: bool) -> dict[str, Cell]:
@@ -95,17 +103,17 @@ def _cells(grouping: str, counts: PoolUtilization | BlockUtilization, *, people:
     }
 
 
-def _warn(usage: Utilization) -> None:
+def _warn(session: Session, usage: Utilization) -> None:
     for name, reason in usage.unreadable:
-        note(f"pool {name} is left out: {reason}", label="warning")
+        session.note(f"pool {name} is left out: {reason}", label="warning")
     for entry in usage.ignored_reservations:
-        note(f"reservation {entry!r} is neither a CIDR nor an address and reserves nothing.", label="warning")
+        session.note(f"reservation {entry!r} is neither a CIDR nor an address and reserves nothing.", label="warning")
     for pool in usage.pools:
         for block in pool.blocks:
             if block.problem:
-                note(f"block {block.cidr} is damaged: {block.problem}", label="warning")
+                session.note(f"block {block.cidr} is damaged: {block.problem}", label="warning")
     for damaged in usage.damaged:
-        note(f"{damaged.path} cannot be understood: {damaged.reason}", label="warning")
+        session.note(f"{damaged.path} cannot be understood: {damaged.reason}", label="warning")
 
 
 def _usage_document(usage: Utilization) -> dict[str, Any]:
@@ -149,7 +157,7 @@ def show_borrowed(session: Session) -> None:
         items = [dict(zip(names, row, strict=True)) for row in rows]
         document({"borrowed": items, "withoutNode": found.without_node}, session.output)
         return
-    table([Column(head) for head in heads], rows)
+    session.table([Column(head) for head in heads], rows)
     if found.without_node:
         say()
         say(
@@ -169,14 +177,14 @@ def show_configuration(session: Session) -> None:
         "IPCooldownSeconds": config.cooldown_seconds,
     }
     for problem in config.problems():
-        note(f"the stored settings break a rule: {problem}", label="warning")
+        session.note(f"the stored settings break a rule: {problem}", label="warning")
     if session.wants_document:
         # The names of the v3 resource; only the acronym at the front differs from the rows of the table.
         keys = (name.replace("IP", "ip") if name.startswith("IP") else name[0].lower() + name[1:] for name in values)
         document(dict(zip(keys, values.values(), strict=True)), session.output)
         return
     rows: list[Row] = [(name, _setting(value)) for name, value in values.items()]
-    table([Column("PROPERTY"), Column("VALUE")], rows)
+    session.table([Column("PROPERTY"), Column("VALUE")], rows)
 
 
 def _setting(value: bool | int | str | None) -> str:
@@ -195,12 +203,22 @@ def show_address(session: Session, address: Address) -> None:
     held = find_holding(session.engine, address)
     if session.wants_document:
         document(_holding_document(address, held), session.output)
-    elif held is None or held.ripe:
+    elif held is None or held.ripe or (session.compat and not _seen_by_calicoctl(session, held)):
         say(f"{address} is not assigned")
+    elif session.compat and held.released_at is not None:
+        raise AddressInCooldown(str(address))
     else:
-        details = on_terminal() or session.output == "wide"
+        details = session.for_people or session.output == "wide"
         for line in holding_lines(held) + (_details(held) if details else []):
             say(line)
+
+
+def _seen_by_calicoctl(session: Session, held: Holding) -> bool:
+    """Tell whether the block is where an enabled pool has it: calicoctl looks nowhere else (cli §3.5)."""
+    from calico_ipam.model.pool import pool_for
+
+    pool = pool_for(session.engine.look().enabled, held.address)
+    return pool is not None and pool.block_of(held.address) == held.block
 
 
 def holding_lines(held: Holding) -> list[str]:

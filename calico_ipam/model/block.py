@@ -79,6 +79,15 @@ class Released:
 
 
 @dataclass(frozen=True, slots=True)
+class StoredSlots:
+    """The slots of a damaged block as they are stored, for whoever has to say what is wrong with them."""
+
+    allocations: tuple[Any, ...]
+    unallocated: tuple[Any, ...]
+    attributes: int  #: how many are stored
+
+
+@dataclass(frozen=True, slots=True)
 class Block:
     """The addresses of one CIDR. ``allocations[ordinal]`` is None or an index into ``attributes``."""
 
@@ -93,6 +102,7 @@ class Block:
     deleted: bool = False
     extra: Mapping[str, Any] = field(default_factory=dict)  #: unknown fields of the document, kept on rewrite
     problems: tuple[str, ...] = field(default=(), compare=False)  #: damage found while loading, one sentence each
+    stored: StoredSlots | None = field(default=None, compare=False, repr=False)  #: of a block with ``problems`` only
 
     # --- making --------------------------------------------------------------------------------------------
 
@@ -143,7 +153,8 @@ class Block:
             known.append(Attribute())
         queue: list[int] = []
         seen: set[int] = set()
-        for ordinal in fields.pop("unallocated"):
+        free = fields.pop("unallocated")
+        for ordinal in free:
             if _is_index(ordinal, size) and ordinal not in seen and slots[ordinal] is None:
                 seen.add(ordinal)
                 queue.append(ordinal)
@@ -159,6 +170,7 @@ class Block:
             attributes=tuple(known),
             unallocated=tuple(queue),
             problems=tuple(problems),
+            stored=StoredSlots(tuple(allocations), tuple(free), len(attributes)) if problems else None,
             **fields,
         )
 

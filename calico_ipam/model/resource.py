@@ -16,7 +16,9 @@ IPAM_CONFIGURATION = "IPAMConfiguration"
 KUBE_CONTROLLERS_CONFIGURATION = "KubeControllersConfiguration"
 
 #: kinds that live in a namespace
-NAMESPACED = frozenset({WORKLOAD_ENDPOINT})
+NAMESPACED = frozenset(
+    {WORKLOAD_ENDPOINT, "NetworkPolicy", "NetworkSet", "StagedNetworkPolicy", "StagedKubernetesNetworkPolicy"}
+)
 
 
 def mapping(value: Any) -> Mapping[str, Any]:

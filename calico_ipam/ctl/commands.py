@@ -1,0 +1,107 @@
+"""Groups of commands that are imported when they are called: help stays cheap (cli §17)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import click
+
+from calico_ipam.ctl.output import errors_on_terminal, on_terminal
+from calico_ipam.ctl.session import Session
+
+
+@dataclass(frozen=True, slots=True)
+class Later:
+    """A command that is imported when it is needed: ``module:attribute``, its line in the help, and its section."""
+
+    where: str
+    help: str
+    section: str = "Commands"
+    hidden: bool = False
+
+    def load(self) -> click.Command:
+        module, _, attribute = self.where.partition(":")
+        command: click.Command = getattr(import_module(module), attribute)
+        return command
+
+
+class UnknownCommand(click.UsageError):
+    """There is no command of this name."""
+
+    def __init__(self, name: str, known: Sequence[str], context: click.Context) -> None:
+        from difflib import get_close_matches
+
+        close = get_close_matches(name, known, n=3)
+        tail = f" Did you mean {' or '.join(repr(each) for each in close)}?" if close else ""
+        super().__init__(f"No such command {name!r}.{tail}", context)
+        self.command_name = name
+
+
+class Commands(click.Group):
+    """A group whose commands are named in a table. ``helps_with_unknown``: calicoctl answers a name that it does not
+    know with the help of the group and exit code 0 (cli §1.2); ours does so for scripts written for calicoctl only."""
+
+    def __init__(self, *arguments: Any, later: Mapping[str, Later], helps_with_unknown: bool = False, **more: Any):
+        super().__init__(*arguments, **more)
+        self.later = dict(later)
+        self.helps_with_unknown = helps_with_unknown
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [*self.commands, *(name for name, each in self.later.items() if not each.hidden)]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name in self.later:
+            return self.later[cmd_name].load()
+        return super().get_command(ctx, cmd_name)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        command = self.get_command(ctx, name)
+        if command is not None:
+            return command.name or name, command, args[1:]
+        if name.startswith("-") and not ctx.resilient_parsing:
+            raise click.NoSuchOption(name, ctx=ctx)
+        if self.helps_with_unknown and ctx.ensure_object(Session).compat:
+            click.echo(ctx.get_help())
+            ctx.exit()
+        if ctx.resilient_parsing:
+            return None, None, args[1:]
+        raise UnknownCommand(name, self.list_commands(ctx), ctx)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands by section, from the table: nothing is imported."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for name, command in self.commands.items():
+            sections.setdefault("Commands", []).append((name, command.get_short_help_str()))
+        for name, each in self.later.items():
+            if not each.hidden:
+                sections.setdefault(each.section, []).append((name, each.help))
+        for section, rows in sections.items():
+            with formatter.section(section):
+                formatter.write_dl(rows)
+
+
+class Mirrored(click.Command):
+    """A command that calicoctl has too: where a script may read it, it says exactly what calicoctl says.
+
+    Arguments that it does not take are ignored then, as upstream's parser does.
+    """
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        session = parent.ensure_object(Session) if parent is not None else Session()
+        session.mirrored = True
+        if session.compat or not on_terminal():
+            extra.setdefault("allow_extra_args", True)
+        return super().make_context(info_name, args, parent, **extra)
+
+
+def is_exact(session: Session) -> bool:
+    """Tell whether failures are told in exactly calicoctl's words: no label, no way out."""
+    return session.mirrored and (session.compat or not errors_on_terminal())

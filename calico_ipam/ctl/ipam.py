@@ -1,0 +1,89 @@
+"""``ipamctl ipam``: looking at addresses, and what is done about them."""
+
+from __future__ import annotations
+
+import click
+
+from calico_ipam.ctl.commands import Commands, Later, Mirrored
+from calico_ipam.ctl.session import Session, common_options, pass_session
+
+_CTL = "calico_ipam.ctl."
+_LOOK, _MEND, _SET = "Look", "Mend", "Set"
+COMMANDS = {
+    "show": Later(_CTL + "ipam:show", "How full the pools are; who holds an address.", _LOOK),
+    "explain": Later(_CTL + "explain:explain", "Why a node, pod, pool, address or handle is as it is.", _LOOK),
+    "map": Later(_CTL + "map:map_", "Pools and their blocks, drawn.", _LOOK),
+    "history": Later(_CTL + "history:history", "What happened to an address, block or handle.", _LOOK),
+    "simulate": Later(_CTL + "simulate:simulate", "What would happen if: nodes lost, pools changed, pods added.", _LOOK),
+    "check": Later(_CTL + "check:check", "Find leaks and whatever else is wrong; each with the cure.", _MEND),
+    "repair": Later(_CTL + "repair:repair", "Mend what check finds: plan, confirm, write, verify.", _MEND),
+    "gc": Later(_CTL + "gc:gc", "Find leaked addresses and release them, safely.", _MEND),
+    "release": Later(_CTL + "release:release", "Release an address, or the leaks of a report.", _MEND),
+    "configure": Later(_CTL + "configure:configure", "Change the IPAM settings of the cluster.", _SET),
+    "split": Later(_CTL + "split:split", "Split a pool into smaller ones.", _SET),
+}
+
+
+@click.group(cls=Commands, later=COMMANDS, helps_with_unknown=True)
+def ipam() -> None:
+    """Look at addresses, blocks and settings; find what is wrong and mend it."""
+
+
+@click.command(cls=Mirrored)
+@click.option("--ip", metavar="ADDRESS", help="Show who holds this address.")
+@click.option("--handle", metavar="ID", help="Show the addresses of this handle.")
+@click.option("--pod", metavar="NAMESPACE/NAME", help="Show the addresses of this pod.")
+@click.option("--node", metavar="NAME", help="Show the addresses that this node holds, and its blocks.")
+@click.option("--show-blocks", is_flag=True, help="Show the blocks of each pool too.")
+@click.option("--show-borrowed", is_flag=True, help="Show addresses that a node holds in another node's block.")
+@click.option("--show-configuration", is_flag=True, help="Show the IPAM settings.")
+@click.option(
+    "--sort", type=click.Choice(("cidr", "used", "free", "node")), help="Order of blocks. Default: by CIDR."
+)
+@click.option("--watch", is_flag=True, help="Show it again whenever it changes, until interrupted.")
+@common_options
+@pass_session
+def show(
+    session: Session,
+    /,
+    ip: str | None,
+    handle: str | None,
+    pod: str | None,
+    node: str | None,
+    show_blocks: bool,
+    show_borrowed: bool,
+    show_configuration: bool,
+    sort: str | None,
+    watch: bool,
+) -> None:
+    """Show how full the pools are, or who holds what.
+
+    Of several options the first in the order of this list counts.
+    """
+    from calico_ipam.ctl import show as views
+    from calico_ipam.ctl.version import check_version
+
+    check_version(session, writes=False)
+
+    def once() -> None:
+        if ip:
+            from calico_ipam.ctl.release import parse_ip
+
+            views.show_address(session, parse_ip(ip))
+        elif handle or pod or node:
+            from calico_ipam.ctl.holdings import show_holdings
+
+            show_holdings(session, handle=handle, pod=pod, node=node)
+        elif show_borrowed and not show_blocks:
+            views.show_borrowed(session)
+        elif show_configuration and not show_blocks:
+            views.show_configuration(session)
+        else:
+            views.show_pools(session, blocks=show_blocks, order=sort)
+
+    if watch:
+        from calico_ipam.ctl.watching import repeat
+
+        repeat(session, once)
+    else:
+        once()

@@ -1,0 +1,78 @@
+"""``ipamctl ipam split``: a pool becomes several smaller ones (cli §7, §17.3)."""
+
+from __future__ import annotations
+
+import click
+
+from calico_ipam.ctl.commands import Mirrored
+from calico_ipam.ctl.failures import Told
+from calico_ipam.ctl.output import say
+from calico_ipam.ctl.session import Session, common_options, confirm, pass_session
+
+
+@click.command(cls=Mirrored)
+@click.argument("number", nargs=-1, metavar="NUMBER")
+@click.option("--cidr", metavar="CIDR", help="CIDR of the pool to split, as the pool has it.")
+@click.option("--name", metavar="POOL", help="Name of the pool to split; beats --cidr.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--dry-run", is_flag=True, help="Show what would happen and write nothing.")
+@common_options
+@pass_session
+def split(
+    session: Session, /, number: tuple[str, ...], cidr: str | None, name: str | None, yes: bool, dry_run: bool
+) -> None:
+    """Split a pool into NUMBER smaller ones of equal size: 2, 4, 8 and so on.
+
+    The datastore must be locked. Addresses stay with their holders. After an interruption the same command goes on.
+    """
+    from calico_ipam.ctl.version import check_version
+    from calico_ipam.engine import split as engine
+    from calico_ipam.engine.survey import CLUSTER
+    from calico_ipam.errors import IPAMError, NotFound
+
+    if len(number) != 1:
+        raise Told(f"accepts 1 arg(s), received {len(number)}", hint="For example: ipamctl ipam split 4 --name my-pool")
+    check_version(session, writes=not dry_run)
+    parts = _number(number[0])
+    if not (name or cidr):
+        raise Told(
+            "no name or CIDR provided. Provide a name or CIDR to denote the IP pool to split",
+            hint="'ipamctl pool list' shows the pools.",
+        )
+    if session.store.get(CLUSTER).value.spec.get("datastoreReady") is not False:
+        raise Told(
+            "datastore is not locked. Run the `calicoctl datastore migrate lock` command in order split the IP pools",
+            hint="'ipamctl datastore migrate lock' locks it; afterwards 'ipamctl datastore migrate unlock'.",
+        )
+    try:
+        wanted = engine.plan(session.engine, parts, name=name or "", cidr=cidr or "")
+    except NotFound as error:
+        raise Told(f"unable to find IP pool with name {name}: {error}", hint=error.hint) from None
+    if session.for_people or dry_run:
+        say(f"Pool {wanted.pool} ({wanted.cidr}) becomes:")
+        for part, network in wanted.parts:
+            say(f"  {part}  {network}{'  (made already)' if part in wanted.existing else ''}")
+    if dry_run:
+        return
+    if session.for_people:
+        confirm(session, "Split it?", assume_yes=yes, refusal="nothing was changed.")
+    try:
+        made = engine.carry_out(session.engine, wanted)
+    except IPAMError as error:
+        error.hint = f"Pool {wanted.pool} is disabled now; the same command goes on: ipamctl ipam split {parts} --name {wanted.pool}"
+        raise
+    lines = [f"Created {part} with CIDR {network}.\n" for part, network in made]
+    first = f"IP Pool {wanted.pool} was successfully split into {parts} smaller pools."
+    gap = "\n" if session.for_people else ""  # calicoctl forgets the end of the line
+    click.echo(f"{first}{gap}{''.join(lines)}Please refer to the documentation for final steps.{gap}", nl=False)
+
+
+def _number(text: str) -> int:
+    digits = text.removeprefix("-").removeprefix("+")
+    if not (digits.isascii() and digits.isdigit()):
+        raise Told(
+            f"error reading number to split IP pools into. {text} is not a valid number: strconv.Atoi: "
+            f'parsing "{text}": invalid syntax',
+            hint="Give 2, 4, 8 and so on.",
+        )
+    return int(text)

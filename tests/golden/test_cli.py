@@ -1,0 +1,70 @@
+"""Replays what the operator program said and did (golden/cli): the same words, the same documents, the same exit codes.
+
+Cases of etcd run on SQLite, whose keys and documents are etcd's. Where ours is meant to differ, one table says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.golden.cli_benches import ServiceApi, sqlite_bench
+from tests.golden.cli_exceptions import PENDING, exception_for
+from tests.golden.cli_replay import VOICES, Bench, differences, load, run
+from tests.shared import golden, recordings
+
+FOLDER = golden("cli")
+
+
+@pytest.fixture(scope="module")
+def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceApi]:
+    made = ServiceApi(tmp_path_factory.mktemp("api"))
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.mark.parametrize("voice", VOICES)
+@pytest.mark.parametrize("path", recordings(FOLDER, "*-etcd.json"))
+def test_on_sqlite(path: Path, voice: str, tmp_path: Path, api: ServiceApi, record_property: Any) -> None:
+    case = load(path)
+    assert case["backend"] == "etcdv3"
+    with sqlite_bench(tmp_path, api) as bench:
+        replay(case, bench, voice, tmp_path, record_property)
+
+
+def replay(case: Any, bench: Bench, voice: str, folder: Path, record_property: Any) -> None:
+    work = folder / "work"
+    work.mkdir()
+    before = bench.state()
+    wrong = []
+    for step, result in run(case, bench, voice, work):
+        if step.command in PENDING:
+            record_property("pending", step.command)
+            bench.restore(before, {})
+            continue
+        assert "Traceback" not in result.stderr and "internal error" not in result.stderr, f"{step.where}\n{result}"
+        found = differences(step, result)
+        exception = exception_for(step)
+        if exception is None:
+            if found:
+                wrong.append("\n".join([step.where, *found]))
+                break
+            record_property("replayed", step.command)
+            continue
+        if not found:
+            wrong.append(f"{step.where}: the exception {exception.limit!r} is not needed")
+            break
+        if not exception.ours(step, result):
+            wrong.append("\n".join([f"{step.where}: not what ours should do under {exception.limit!r}", *found]))
+            break
+        record_property("excepted", f"{exception.limit}")
+        state = bench.state()
+        undone = {key: None for key in result.changed if key not in (step.recorded.get("datastore_changed") or {})}
+        if exception.restores:
+            bench.restore(state | undone, step.recorded.get("datastore_changed") or {})
+    assert not wrong, "\n\n".join(wrong)
