@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from calico_gc import intake
-from calico_gc.act import Done, Released
-from calico_gc.controller import Action, Controller, preview, run
+from calico_gc.controller import Controller
 from calico_gc.decide import UNREADABLE, LiveNode, Rules, Standing, Unreadable
 from calico_gc.facts import Pod, PodKey, VirtualMachines, cached_pod, kube_node, kubernetes_name, live_pod
 from calico_gc.gate import GatedStore, refuse_all
@@ -22,12 +21,13 @@ from calico_gc.invariants import broken
 from calico_gc.options import Options
 from calico_gc.state import State
 from calico_gc.timing import Bucket
+from calico_gc.work import Action, Answer, Worker
 
 from calico_ipam.datastore.api import Capabilities, Datastore, Delete, Entry, Write
 from calico_ipam.engine.policy import Retry
 from calico_ipam.engine.settings import get_config
 from calico_ipam.engine.world import Engine
-from calico_ipam.model.keys import Blocks, ResourceKey, Resources
+from calico_ipam.model.keys import Blocks, Handles, ResourceKey, Resources
 from calico_ipam.model.resource import CLUSTER_INFORMATION, IP_POOL, IP_RESERVATION, NODE
 from calico_ipam.model.timestamps import SECOND, parse_time
 from tests.memory import MemoryStore
@@ -152,7 +152,7 @@ class World:
         self.live = FakeLive(self.kube, None if kubernetes else self.store)
         self.kubernetes = kubernetes
         options = options or Options(rules=Rules(leak_grace=1.0))
-        self._answers: deque[tuple[Action, Released | Done]] = deque()
+        self._answers: deque[tuple[Action, Answer]] = deque()
         self.permit = refuse_all if options.dry_run else (lambda: None)
         gated = GatedStore(self.store, lambda: self.permit(), Bucket(self.clock, 0))
         self.engine = Engine(gated, self.clock, Retry(clock=self.clock))
@@ -161,6 +161,15 @@ class World:
             State(), self.live, self._submit, lambda: get_config(self.engine), self.clock, options,
             notify=lambda *event: self.events.append(event),
         )  # fmt: skip
+        self.controller.folded_names = kubernetes
+        self.worker = Worker(
+            self.engine,
+            self.live,
+            lambda: self.store.list(Handles()),
+            self.clock,
+            Bucket(self.clock, options.handles.rate),
+            self.controller.progress,
+        )
         self.intake = Intake(self.controller, kubernetes_nodes=kubernetes)
         self.actions: list[Action] = []
         self.passes = 0
@@ -276,8 +285,5 @@ class World:
 
     def _submit(self, action: Action) -> None:
         self.actions.append(action)
-        if self.controller.options.dry_run:
-            answer = preview(self.live, action, self.controller.progress)
-        else:
-            answer = run(self.engine, self.live, action, self.controller.progress)
-        self._answers.append((action, answer))
+        carry_out = self.worker.preview if self.controller.options.dry_run else self.worker.run
+        self._answers.append((action, carry_out(action)))

@@ -11,27 +11,26 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from calico_gc import act, decide
-from calico_gc.act import Done, GiveBack, Live, Release, Released, ReleaseNode, Thaw
-from calico_gc.companions import Companions, DeleteNode, SyncLabels, delete_node, sync_labels
+from calico_gc import conclude, decide
+from calico_gc.act import GiveBack, Live, Release, Released, ReleaseNode, Thaw
+from calico_gc.companions import Companions
 from calico_gc.decide import LiveNode, NodeDecision, NodeFacts, Standing
 from calico_gc.facts import Allocation, AllocationKey
-from calico_gc.gate import NotAllowed
+from calico_gc.handle_work import HandleKeeper, LookAtHandles, RepairHandles
+from calico_gc.handles import Rules as HandleRules
 from calico_gc.options import Options
 from calico_gc.record import Record
 from calico_gc.state import State
 from calico_gc.suspicion import Moment
 from calico_gc.timing import Backoff, Clock, moment
-from calico_ipam.engine.world import Engine
-from calico_ipam.errors import BadHandle, BadSequenceNumber, Conflict, IPAMError
+from calico_gc.work import Action, ActionKey, Answer
+from calico_ipam.errors import IPAMError
 from calico_ipam.model.config import IPAMConfig
 
 log = logging.getLogger(__name__)
 
 #: seconds for which the IPAM settings are believed; they only say when a cooling address is worth a look
 CONFIG_SECONDS = 5.0
-ActionKey = tuple[str, str]
-Action = Release | Thaw | GiveBack | ReleaseNode | DeleteNode | SyncLabels
 #: kinds of findings that every full scan either meets again or closes
 LOOKED_FOR = (decide.NODE_MISMATCH, decide.FINISHED_WITHOUT_ADDRESS, "in-use-on-gone-node", "held", "nameless")
 
@@ -50,6 +49,8 @@ class Controller:
     notify: Callable[[str, str, str], None] = lambda *_: None
 
     companions: Companions = field(default_factory=Companions)
+    handles: HandleKeeper = field(default_factory=HandleKeeper)
+    folded_names: bool = False  #: handles are stored under lower-case names (the Kubernetes API)
     active: bool = True  #: leader, or alone
     busy: dict[ActionKey, Action] = field(default_factory=dict)  #: actions that are with a worker
     backoff: Backoff = field(default_factory=Backoff)
@@ -86,6 +87,7 @@ class Controller:
         self.state.forget_suspicions()
         self.leaving.clear()
         self.held = ()
+        self.handles.forget()
 
     # --- one pass ------------------------------------------------------------------------------------------
 
@@ -93,6 +95,7 @@ class Controller:
         """Look at what changed and hand out what is to be done. False: the datastore is locked or not in sync."""
         self.wake_at = None
         if not self.state.ready or not self.state.in_sync or not self.active:
+            self.handles.forget()
             self.record.syncs["skipped"] += 1
             return False
         now = moment(self.clock)
@@ -102,12 +105,13 @@ class Controller:
         self._give_back(now)
         self._release_nodes(now)
         self._companions(now)
-        self._sleep_until(self.backoff.next_due())
+        self._look_at_handles(now)
+        self.sleep_until(self.backoff.next_due())
         self.record.syncs["ok"] += 1
         self.record.last_success = now.wall
         return True
 
-    def _sleep_until(self, due: float | None) -> None:
+    def sleep_until(self, due: float | None) -> None:
         if due is not None and (self.wake_at is None or due < self.wake_at):
             self.wake_at = due
 
@@ -141,7 +145,7 @@ class Controller:
         node = decision.node
         if decision.look_again:
             self.state.mark_dirty(node)
-            self._sleep_until(now.mono + 1.0)
+            self.sleep_until(now.mono + 1.0)
             return
         for key, suspicion in decision.suspicions.items():
             before = self.state.suspects.get(key)
@@ -150,11 +154,11 @@ class Controller:
             self.state.suspect(key, suspicion)
             if suspicion is not None and before is None:
                 self.record.detected[suspicion.reason] += 1
-                log.info("Candidate IP leak: %s (%s)", self._named(key), suspicion.reason)
+                log.info("Candidate IP leak: %s (%s)", self.named(key), suspicion.reason)
             if suspicion is not None and suspicion.confirmed and not (before and before.confirmed):
-                log.warning("Confirmed IP leak: %s (%s)", self._named(key), suspicion.reason)
+                log.warning("Confirmed IP leak: %s (%s)", self.named(key), suspicion.reason)
             if suspicion is None:
-                log.info("IP is in use after all: %s", self._named(key))
+                log.info("IP is in use after all: %s", self.named(key))
         for remark in decision.remarks:
             self._remark(now, remark.kind, remark.allocation)
         if decision.release:
@@ -184,7 +188,7 @@ class Controller:
                 text = f"block {cidr} holds {tracked.tally['']} addresses that name no node"
                 self.record.found(now, "nameless", f"{cidr} node", text)
 
-    def _named(self, key: AllocationKey) -> str:
+    def named(self, key: AllocationKey) -> str:
         found = self.state.allocation(key)
         if found is None:
             return f"ordinal {key[1]} of {key[0]}"
@@ -230,7 +234,7 @@ class Controller:
                 self._config = (now.mono, self.config())
             except IPAMError as error:
                 log.warning("the IPAM configuration cannot be read, cooling addresses wait: %s", error)
-                self._sleep_until(now.mono + CONFIG_SECONDS)
+                self.sleep_until(now.mono + CONFIG_SECONDS)
                 return
         config = self._config[1]
         for cidr in decide.cooled_down(self.state.cold, config.cooldown_seconds, now):
@@ -240,7 +244,7 @@ class Controller:
         later = [at for at in self.state.cold.values() if at > now.wall - config.cooldown_seconds * 1_000_000_000]
         if later:
             wait = (min(later) - now.wall) / 1e9 + config.cooldown_seconds
-            self._sleep_until(now.mono + max(1.0, wait))
+            self.sleep_until(now.mono + max(1.0, wait))
 
     def _give_back(self, now: Moment) -> None:
         busy = {cidr for kind, cidr in self.busy if kind == "give-back"}
@@ -280,180 +284,48 @@ class Controller:
             if work is not None and not self._start(work, now):
                 self.companions.relabel.update(self.state.kube_nodes)
 
+    def _look_at_handles(self, now: Moment) -> None:
+        period, keeper = self.options.handle_period(), self.handles
+        if period is None:
+            return
+        rules = HandleRules(self.options.handles.keep, self.folded_names)
+        if now.mono >= keeper.next_at:
+            keeper.next_at = now.mono + period
+            unreadable = frozenset(self.state.damaged)
+            blocks = tuple(tracked.block for tracked in self.state.blocks.values())
+            blind = any("/" not in name or not name[0].isalnum() for name in unreadable)
+            self._start(LookAtHandles(blocks, unreadable, blind, self._leaking(), rules), now)
+        if keeper.go_on_at is not None and now.mono >= keeper.go_on_at:
+            keeper.go_on_at = None
+            self.repair_handles(now)
+        self.sleep_until(keeper.next_at)
+        self.sleep_until(keeper.go_on_at)
+
+    def _leaking(self) -> frozenset[str]:
+        found = (self.state.allocation(key) for key in self.state.suspects)
+        return frozenset(allocation.clean_handle for allocation in found if allocation is not None)
+
+    def repair_handles(self, now: Moment) -> None:
+        due = self.handles.due(self.options.handles)
+        if not due:
+            return
+        if self.options.dry_run:
+            self.handles.results.update({record.judged.id: "dry-run" for record in due})
+            return
+        rules = HandleRules(self.options.handles.keep, self.folded_names)
+        self._start(RepairHandles(due, rules, self._leaking()), now)
+
     # --- answers -----------------------------------------------------------------------------------------------
 
     def progress(self, part: Released) -> None:
         """Take over what a worker has done so far of a release."""
-        now = moment(self.clock)
-        for allocation in part.freed:
-            pool = self.state.pools.of_block.get(allocation.block, "no_ippool")
-            self.record.reclaim(pool, allocation.node)
-            reason = self.state.suspects[allocation.key].reason if allocation.key in self.state.suspects else ""
-            self.record.happened(now, "release", allocation.id, reason)
-            log.info("Garbage collected leaked IP: %s", self._named(allocation.key))
-            self.state.forget(allocation)
-        if part.freed:
-            nodes = {a.node for a in part.freed}
-            for node in sorted(nodes):
-                number = sum(a.node == node for a in part.freed)
-                self.notify(
-                    "IPLeakReclaimed", node, f"{number} leaked addresses of block {part.freed[0].block} released"
-                )
-        for allocation in part.free:
-            self.state.forget(allocation)
-        for allocation in part.alive + part.stale:
-            if self._same(allocation):
-                self.state.suspect(allocation.key, None)
-                self.state.mark_dirty(allocation.node)
-        for allocation in part.failed:
-            log.warning("leaked IP was not collected and stays for now: %s: %s", allocation.id, part.error)
+        conclude.progress(self, part)
 
-    def _same(self, allocation: Allocation) -> bool:
-        return self.state.allocation(allocation.key) is allocation
-
-    def conclude(self, action: Action, answer: Released | Done) -> None:
+    def conclude(self, action: Action, answer: Answer) -> None:
         """Take over the last answer to an action."""
-        now = moment(self.clock)
-        self.busy.pop(action.key, None)
-        if self.options.dry_run:
-            self.planned[action.key] = action
-            self.record.happened(now, *_told(action), result="dry-run")
-            return
-        error = answer.error
-        if isinstance(error, NotAllowed):
-            log.warning("%s was not done: %s", action.key, error)
-        if error is None:
-            self.backoff.succeeded(action.key)
-        else:
-            self._sleep_until(self.backoff.failed(action.key, now.mono))
-        match action, answer:
-            case Release(), Released():
-                self._concluded_release(action, answer, now)
-            case GiveBack(), Done():
-                self._concluded_give_back(action, answer, now)
-            case ReleaseNode(), Done():
-                self._concluded_node(action, answer, now)
-            case Thaw(), Done() if error is None:
-                if answer.gone:
-                    self.state.drop_block(action.cidr)
-                else:
-                    self.thawed[action.cidr] = action.revision
-            case DeleteNode(), Done():
-                self._concluded_deletion(action, answer, now)
-
-    def _concluded_release(self, action: Release, answer: Released, now: Moment) -> None:
-        if answer.alive and not answer.freed:
-            # The caches say dead, a live look says alive: they will agree soon, and until then asking is enough.
-            self._sleep_until(self.backoff.failed(action.key, now.mono))
-        if answer.stale:
-            self.record.release_errors["sequence"] += len(answer.stale)
-        if answer.error is not None:
-            self.record.syncs["error"] += 1
-            self.record.release_errors[_kind(answer.error)] += 1
-
-    def _concluded_give_back(self, action: GiveBack, answer: Done, now: Moment) -> None:
-        if answer.error is not None:
-            log.warning("empty block %s of %s was not released: %s", action.cidr, action.host, answer.error)
-            self.record.happened(now, "release-block", action.cidr, action.host, str(answer.error))
-            return
-        if answer.gone:
-            self.record.blocks_released += 1
-            self.record.happened(now, "release-block", action.cidr, action.host)
-            self.notify("EmptyBlockReleased", action.host, f"empty block {action.cidr} released")
-            self.state.drop_block(action.cidr)
-            return
-        if answer.entry is not None:
-            self.state.put_block(answer.entry.value, answer.entry.revision)
-            tracked = self.state.blocks[action.cidr]
-            self.refused[action.cidr] = tracked.revision
-            if answer.note == "no-affinity-row":
-                text = f"block {action.cidr} says it belongs to {action.host}, but no affinity row says so; it is kept"
-                if self.record.found(now, answer.note, action.cidr, text):
-                    log.warning("%s", text)
-
-    def _concluded_deletion(self, action: DeleteNode, answer: Done, now: Moment) -> None:
-        if answer.error is not None:
-            self.companions.look_for_gone = True
-            log.warning("node %s, which Kubernetes has no more, was not deleted: %s", action.node, answer.error)
-        elif answer.gone:
-            self.record.happened(now, "delete-node", action.node)
-            log.info("Deleted Calico node %s, which Kubernetes has no more", action.node)
-
-    def _concluded_node(self, action: ReleaseNode, answer: Done, now: Moment) -> None:
-        node = action.node
-        if answer.note == "not-gone":
-            self.leaving.pop(node, None)
-            self.state.mark_dirty(node)
-            return
-        if answer.error is not None:
-            self.record.nodes_released["error"] += 1
-            text = f"node {node} is gone, but its blocks could not all be released: {answer.error}"
-            if self.record.found(now, "node-not-released", node, text):
-                log.warning("%s", text)
-                self.notify("NodeIPAMReleaseFailed", node, text)
-            return
-        self.record.nodes_released["ok"] += 1
-        self.record.findings.pop(("node-not-released", node), None)
-        self.record.forget_node(node)
-        self.record.happened(now, "release-node", node)
-        self.notify("NodeIPAMReleased", node, f"the blocks of node {node}, which is gone, were released")
-        log.info("Released all blocks of node %s, which is gone", node)
-        self.leaving.pop(node, None)
-        self.state.dirty.pop(node, None)
-
-
-def run(engine: Engine, live: Live, action: Action, progress: Callable[[Released], None]) -> Released | Done:
-    """Carry out an action; for workers."""
-    match action:
-        case Release():
-            return act.release(engine, live, action, progress)
-        case Thaw():
-            return act.thaw(engine, action)
-        case GiveBack():
-            return act.give_back(engine, action)
-        case ReleaseNode():
-            return act.release_node(engine, live, action)
-        case DeleteNode():
-            return delete_node(engine, live, action)
-        case SyncLabels():
-            return sync_labels(engine, action)
-
-
-def preview(live: Live, action: Action, progress: Callable[[Released], None]) -> Released | Done:
-    """Do only what reads of an action; for a dry run."""
-    if not isinstance(action, Release):
-        return Done()
-    leaked = {a.key for a in act.look_again(live, action)}
-    answer = Released(alive=tuple(a for a in action.group.allocations if a.key not in leaked))
-    progress(answer)
-    return answer
-
-
-def _told(action: Action) -> tuple[str, str, str]:
-    """Return kind, subject and detail of an action for the log of actions."""
-    match action:
-        case Release(group):
-            return "release", group.key, ", ".join(a.id for a in group.allocations)
-        case Thaw(cidr):
-            return "thaw", cidr, ""
-        case GiveBack(cidr, host):
-            return "release-block", cidr, host
-        case ReleaseNode(node):
-            return "release-node", node, ""
-        case DeleteNode(node):
-            return "delete-node", node, ""
-        case SyncLabels(labels):
-            return "labels", ", ".join(sorted(labels)), ""
+        conclude.conclude(self, action, answer)
 
 
 def _pod_text(allocation: Allocation) -> str:
     namespace, name = allocation.pod
     return f"{namespace}/{name}" if name else "-"
-
-
-def _kind(error: IPAMError) -> str:
-    if isinstance(error, BadSequenceNumber):
-        return "sequence"
-    if isinstance(error, BadHandle):
-        return "handle"
-    return "conflict" if isinstance(error, Conflict) else "other"
