@@ -12,7 +12,7 @@ from calico_cni.errors import cni_error
 from calico_cni.logs import Log
 from calico_cni.netconf import LogConf, NetConf
 from calico_cni.protocol import Request
-from calico_ipam.errors import IPAMError, NotConfigured
+from calico_ipam.errors import IPAMError
 
 if TYPE_CHECKING:
     from calico_cni.dataplane.api import Dataplane
@@ -34,6 +34,8 @@ class Cluster(Protocol):
     def within(self, deadline: Deadline | None) -> Cluster: ...
 
     def pod(self, namespace: str, name: str) -> Mapping[str, Any]: ...
+
+    def pod_now(self, namespace: str, name: str) -> Mapping[str, Any]: ...
 
     def namespace(self, name: str) -> Mapping[str, Any]: ...
 
@@ -79,8 +81,10 @@ class Paths:
 
 
 def no_cluster(settings: Mapping[str, Any], environ: Mapping[str, str], store: Datastore) -> Cluster:  # noqa: ARG001
-    """Stand in where nobody knows of Kubernetes."""  # the arguments are the protocol's
-    raise NotConfigured("this context has no Kubernetes cluster")
+    """Stand in where nobody knows of Kubernetes, whatever the settings say: the arguments are the protocol's."""
+    from calico_ipam.datastore.config import open_cluster
+
+    return open_cluster({}, {}, store)
 
 
 @dataclass(frozen=True, slots=True)

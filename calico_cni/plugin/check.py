@@ -29,14 +29,22 @@ def check(call: Call) -> Answer:
     dataplane = dataplane_of(call)
     with call.store(CLIENT_FAILED) as store:
         check_ready(store, timers.RECORDS)
-        IPAMDelegate(call, store).check()
-        problems, host_name = _record_problems(call, store, identity)
+        if identity.for_kubernetes:
+            from calico_cni.plugin.pod_check import check_pod
+
+            found = check_pod(call, store, identity)
+            problems, host_name, default_routes = found.problems, found.host_name, found.default_routes
+        else:
+            IPAMDelegate(call, store).check()
+            problems, host_name = _record_problems(call, store, identity)
+            default_routes = True
     expectation = LinkExpectation(
         host_name=host_name,
         container_name=identity.ifname,
         netns=call.request.netns,
         addresses=[ip.address for ip in result.ips],
         mac=interface.mac or None,
+        default_routes=default_routes,
         patience=PATIENCE,
     )
     problems += dataplane.check(expectation)

@@ -11,6 +11,7 @@ from calico_cni.logs import PLUGIN, Log
 from calico_cni.node import reason
 from calico_cni.plugin.readiness import check_ready
 from calico_cni.protocol import Request, Response
+from calico_ipam.datastore.api import Datastore, Deadline
 from calico_ipam.errors import IPAMError
 
 
@@ -34,13 +35,15 @@ def _test(request: Request, context: Context) -> None:
     call = Call(request, conf, context, Log(PLUGIN))
     with call.store() as store:
         check_ready(store, timers.CONNECTION_TEST)
-    if conf.kubeconfig:
-        _test_kubernetes(conf.kubeconfig)
+        if conf.kubeconfig:
+            _test_kubernetes(call, store)
 
 
-def _test_kubernetes(kubeconfig: str) -> None:
+def _test_kubernetes(call: Call, store: Datastore) -> None:
+    """Ask the API server for its version, which needs no right."""
+    kubeconfig = call.conf.kubeconfig
     try:
         Path(kubeconfig).stat()
     except OSError as error:
         raise CNIError(f"error building K8s client config: stat {kubeconfig}: {reason(error)}") from None
-    raise CNIError("error building K8s client config: this release has no Kubernetes client")
+    call.cluster(store).within(Deadline.after(timers.CONNECTION_TEST)).version()

@@ -9,17 +9,20 @@ from calico_cni import timers
 from calico_cni.context import Answer, Call
 from calico_cni.dataplane.api import Dataplane, DataplaneError
 from calico_cni.delegate import IPAMDelegate
-from calico_cni.errors import CNIError, joined
+from calico_cni.errors import TRY_AGAIN_LATER, CNIError, joined
 from calico_cni.identity import identify
 from calico_cni.node import require_nodename_file
 from calico_cni.plugin.endpoint import Records, delete_endpoint, find_records
+from calico_cni.plugin.installed import completed, is_stripped
 from calico_cni.plugin.links import StaleNamespaceError, dataplane_of, remove_link
 from calico_cni.plugin.outbound import masquerade_pools
 from calico_cni.plugin.readiness import check_ready
 from calico_cni.plugin.wiring import CLIENT_FAILED, host_interface
 from calico_cni.plugin.workload import workload_namespace
 from calico_ipam.datastore.api import Datastore
-from calico_ipam.errors import IPAMError
+from calico_ipam.errors import IPAMError, NotConfigured
+
+_STRIPPED = "The network configuration names no datastore, and neither does the environment or the installed one."
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +36,29 @@ class _Attachment:
 
 
 def delete(call: Call) -> Answer:
-    """Take down one attachment. Whatever the datastore says, the sandbox's own link goes (§15.19)."""
+    """Take down one attachment. Whatever the datastore says, the sandbox's own link goes (§15.19).
+
+    Raises CNIError 11 when nothing tells where the datastore is: an address may be held there (P27).
+    """
+    stripped = is_stripped(call)
+    try:
+        return _delete(completed(call))
+    except CNIError as error:
+        if stripped and isinstance(error.__cause__, NotConfigured):
+            raise CNIError(error.message, f"{error.details} {_STRIPPED}".strip(), code=TRY_AGAIN_LATER) from error
+        raise
+
+
+def _delete(call: Call) -> Answer:
+    try:
+        is_pod = identify(call).for_kubernetes
+    except CNIError:
+        _remove_inside(call)
+        raise
+    if is_pod:
+        from calico_cni.plugin.pod_delete import delete_pod
+
+        return delete_pod(call, _remove_inside)
     with ExitStack() as stack:
         try:
             attachment = _look_up(call, stack)

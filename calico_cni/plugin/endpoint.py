@@ -45,6 +45,8 @@ def find_records(store: Datastore, identity: Identity, namespace: str, host_name
     Raises CNIError for identifiers that cannot form a name, with upstream's text.
     """
     workload = replace(identity, ifname="").ids
+    if store.capabilities.endpoints_are_pods and not identity.for_kubernetes:
+        return Records()  # such a datastore knows nothing but pods
     try:
         prefix = workload.prefix()
     except InvalidInput as error:

@@ -86,6 +86,8 @@ class _Collector:
         return kept
 
     def _records(self) -> list[Entry]:
+        if self._store.capabilities.endpoints_are_pods:
+            return []  # there are none but pods, which the plugin may not list
         prefix = EndpointIds(node=self._node, orchestrator=CNI).prefix()
         bound = self._store.within(Deadline.after(timers.RECORDS))
         return list(bound.list(Resources(WORKLOAD_ENDPOINT, None, prefix)))

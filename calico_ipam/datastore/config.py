@@ -78,21 +78,17 @@ def open_cluster(netconf: Mapping[str, Any], environ: Mapping[str, str], store: 
     """Return the Kubernetes cluster of a plugin call: the API server that knows its pods (datastore §11).
 
     On the Kubernetes datastore it is the store's own connection, unless the network configuration has other
-    credentials for it. Elsewhere it is a second one, and a configuration that names none is an error. Nothing is sent
-    yet, and the store closes what is its own. Raises NotConfigured.
+    credentials for it. Elsewhere it is a second one; where none is configured, the first question raises
+    NotConfigured. Nothing is sent yet, and the store closes what is its own. Raises InvalidInput for bad settings.
     """
-    from calico_ipam.datastore.kube.cluster import Cluster
+    from calico_ipam.datastore.kube.cluster import Cluster, NoServer
 
     settings = of_cluster(netconf, environ)
     api = getattr(store, "api", None) if store.capabilities.endpoints_are_pods else None
     if api is not None and settings == api.settings:
         return Cluster(api)
     if api is None and not (settings.kubeconfig or settings.k8s_api_endpoint or _inside_pod(environ)):
-        raise NotConfigured(
-            "invalid configuration: no configuration has been provided, "
-            "try setting KUBERNETES_MASTER environment variable",
-            hint='Set "kubeconfig" in the "kubernetes" section, or remove policy.type on a host without Kubernetes.',
-        )
+        return Cluster(NoServer(settings))
     from calico_ipam.datastore.kube.api import KubeApi
 
     return Cluster(KubeApi(settings))

@@ -17,7 +17,9 @@ from typing import Any
 
 from calico_ipam.datastore.sqlite import SQLiteStore
 from tests.cluster import memory_folder
+from tests.golden.cni_kube import KubeSide
 from tests.golden.library_backends import DocumentBench
+from tests.kube_tools import KubeServer
 from tests.netns_tools import Namespace, host_state, inside, sandbox_state, unique
 
 #: Where the distribution keeps the reference plugins.
@@ -62,7 +64,7 @@ class Outcome:
 class CaseHost:
     """Everything a case touches. ``inputs``: the values of its input placeholders."""
 
-    def __init__(self, folder: Path, setup: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path, setup: Mapping[str, Any], kube: KubeServer | None = None) -> None:
         self.folder = folder
         self.tmp = folder / "work"
         for name in ("work", "run/netns", "varlib", "lock", "bin", "empty", "store"):
@@ -75,7 +77,8 @@ class CaseHost:
         self._server: subprocess.Popen[bytes] | None = None
         self._store = SQLiteStore(folder / "store" / "ipam.db")
         self.bench = DocumentBench("sqlite", self._store)
-        self.inputs = self._inputs()
+        self.kube = KubeSide(kube, self.node, folder) if kube is not None else None
+        self.inputs = self._inputs() | (self.kube.inputs if self.kube else {})
         self._given: set[Path] = set()
 
     def _inputs(self) -> dict[str, str]:
@@ -163,7 +166,7 @@ class CaseHost:
 
     def run(self, program: str, argv: Sequence[str], environ: Mapping[str, str], stdin: bytes) -> Outcome:
         """Run a program and return what it did."""
-        before = self.bench.state()
+        before = self.state()
         with inside(self.node.path):
             done = subprocess.run(
                 self.command(program, argv, environ), input=stdin, capture_output=True, timeout=PATIENCE
@@ -194,8 +197,12 @@ class CaseHost:
         for name in ("LOCK_FILE", "UPGRADE_MARKER"):
             self._real(self.inputs[name]).unlink(missing_ok=True)
 
+    def state(self) -> dict[str, Any]:
+        """Return what the datastore holds, and the API server of a case that has one."""
+        return {**self.bench.state(), **(self.kube.state() if self.kube else {})}
+
     def _changed(self, before: Mapping[str, Any]) -> dict[str, Any]:
-        after = self.bench.state()
+        after = self.state()
         changed = {key: value for key, value in after.items() if before.get(key) != value}
         return {**changed, **{key: None for key in before if key not in after}}
 
@@ -212,6 +219,8 @@ class CaseHost:
             self._server.kill()
             self._server.communicate()
         self.bench.close()
+        if self.kube is not None:
+            self.kube.close()
         for pod in self.pods.values():
             pod.destroy()
         self.node.destroy()
@@ -232,12 +241,12 @@ server.serve_forever()
 
 
 @contextmanager
-def case_host(setup: Mapping[str, Any]) -> Iterator[CaseHost]:
-    """Yield a host with nothing on it but what ``setup`` names; it is gone afterwards."""
+def case_host(setup: Mapping[str, Any], kube: KubeServer | None = None) -> Iterator[CaseHost]:
+    """Yield a host with nothing on it but what ``setup`` names; it is gone afterwards. ``kube``: for cases with pods."""
     folder = Path(tempfile.mkdtemp(prefix="cnr-", dir=memory_folder()))
     host = None
     try:
-        host = CaseHost(folder, setup)
+        host = CaseHost(folder, setup, kube)
         yield host
     finally:
         if host is not None:

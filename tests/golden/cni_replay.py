@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from calico_cni import gojson
 from tests.golden.cni_host import CaseHost, Outcome, case_host, wait
 from tests.golden.cni_match import ANY, Matcher
+from tests.kube_tools import KubeServer
 
 #: Everything the format knows; whatever else turns up fails.
 CASE_KEYS = {"name", "about", "spec", "backend", "binary", "setup", "steps", "volatile"}
@@ -122,15 +123,15 @@ def check_format(case: Mapping[str, Any]) -> None:
         assert set(step) - {"op"} <= known, f"{name} step {index}: unknown {set(step) - known - {'op'}}"
 
 
-def pending(case: Mapping[str, Any]) -> str:
-    """Return what a case waits for, empty when it can be replayed."""
-    return "kubernetes" if case["backend"] == "kubernetes" or case["setup"].get("k8s") else ""
+def needs_kubernetes(case: Mapping[str, Any]) -> bool:
+    """Tell whether a case has pods in a Kubernetes API, be it the datastore too or not."""
+    return case["backend"] == "kubernetes" or bool(case["setup"].get("k8s"))
 
 
-def replay(case: Mapping[str, Any], deviations: Sequence[Deviation]) -> Report:
-    """Run a case from its beginning and compare each run of a program."""
+def replay(case: Mapping[str, Any], deviations: Sequence[Deviation], kube: KubeServer | None = None) -> Report:
+    """Run a case from its beginning and compare each run of a program. ``kube``: for cases that need it."""
     report = Report()
-    with case_host(case["setup"]) as host:
+    with case_host(case["setup"], kube) as host:
         matcher = Matcher(host.inputs)
         _set_up(host, matcher, case)
         for index, step in enumerate(case["steps"]):
@@ -145,6 +146,8 @@ def replay(case: Mapping[str, Any], deviations: Sequence[Deviation]) -> Report:
 def _set_up(host: CaseHost, matcher: Matcher, case: Mapping[str, Any]) -> None:
     for key, value in case["setup"].get("etcd", {}).items():
         host.bench.put_text(key, json.dumps(value))
+    for given in case["setup"].get("k8s", ()):
+        _create(host, matcher, given)
     for path, content in case["setup"].get("files", {}).items():
         host.give_file(matcher.filled(path), matcher.filled(content))
     if any("{ETCD_ENDPOINTS}/" in gate for step in case["steps"] for gate in _gates(step)):
@@ -176,8 +179,21 @@ def _operate(host: CaseHost, matcher: Matcher, step: Step) -> None:
             host.write_file_later(given["path"], given["content"], given["delay_s"])
         case "sleep":
             wait(given.get("seconds", given.get("delay_s", 0)))
+        case "k8s_create":
+            _create(host, matcher, step["object"])
+        case "k8s_patch" if host.kube:
+            host.kube.patch(given["path"], given["body"])
+        case "k8s_delete" if host.kube:
+            host.kube.delete(given["path"], given.get("body"))
         case other:
             raise AssertionError(f"operation {other} needs a Kubernetes API")
+
+
+def _create(host: CaseHost, matcher: Matcher, given: Mapping[str, Any]) -> None:
+    """Create an object of Kubernetes; its UID has a placeholder of its own from now on."""
+    assert host.kube is not None, "the case needs a Kubernetes API"
+    host.kube.create(matcher.filled(given))
+    matcher.inputs |= host.kube.inputs
 
 
 def _stdin(host: CaseHost, matcher: Matcher, step: Step) -> bytes:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.golden.cni_exceptions import DEVIATIONS
 from tests.golden.cni_host import foreign_plugins
-from tests.golden.cni_replay import Moment, check_format, pending, replay
+from tests.golden.cni_replay import Moment, check_format, needs_kubernetes, replay
 from tests.netns_tools import require_root
 from tests.shared import golden, recordings
 
@@ -30,7 +30,7 @@ def cases() -> Iterator[Any]:
         yield from recordings(FOLDER)
         return
     for topic, case in recorded():
-        if not pending(case):
+        if not needs_kubernetes(case):
             yield pytest.param(case, id=f"{topic}-{case['name']}")
 
 
@@ -51,15 +51,6 @@ def test_replay(case: Mapping[str, Any], record_property: Callable[[str, object]
     assert not report.problems, "\n".join(report.problems)
 
 
-def test_cases_that_wait_for_a_backend_are_named(record_property: Callable[[str, object], None]) -> None:
-    if not FOLDER.is_dir():
-        pytest.skip(f"{FOLDER} is absent")
-    for _topic, case in recorded():
-        check_format(case)
-        if waits_for := pending(case):
-            record_property("pending", f"{waits_for} cni/{case['name']}")
-
-
 def test_every_exception_meets_a_recorded_run() -> None:
     """An exception that no recording needs has to go; one that a run does not need fails in that run."""
     if not FOLDER.is_dir():
@@ -67,6 +58,6 @@ def test_every_exception_meets_a_recorded_run() -> None:
     unmet = list(DEVIATIONS)
     for _topic, case in recorded():
         for index, step in enumerate(case["steps"]):
-            if not pending(case) and step["op"] == "exec":
+            if step["op"] == "exec":
                 unmet = [deviation for deviation in unmet if not deviation.where(Moment(case, index))]
     assert not [f"{deviation.limit}: {deviation.ours}" for deviation in unmet]

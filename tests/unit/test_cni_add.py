@@ -186,7 +186,6 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("upper case network", {"name": "Net1"}, "Profiles[0] = 'Net1'"),
     ("gate", {"readiness_gates": ["bogus"]}, 'Error:parse "bogus": invalid URI for request'),
     ("own namespace", {"netns": "/proc/self/ns/net"}, "should not be the same"),
-    ("kubernetes pod", {"args": "K8S_POD_NAMESPACE=a;K8S_POD_NAME=b"}, "pod a/b cannot be networked"),
 ]
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from calico_ipam.datastore.gojson import BadDocument
+from calico_ipam.datastore.kube.qos import controls_of
 from calico_ipam.errors import InvalidInput
 from calico_ipam.model import endpoint_names
 from calico_ipam.model.addresses import parse_network
@@ -40,7 +41,7 @@ def endpoint_of(pod: Mapping[str, Any]) -> Resource:
     name, namespace = str(metadata.get("name") or ""), str(metadata.get("namespace") or "")
     node = str(spec.get("nodeName") or "")
     if not node:
-        raise BadDocument("error with field node (field should be assigned): the pod is not scheduled")
+        raise BadDocument("error with field node (field should be assigned)")  # it is not scheduled
     account = str(spec.get("serviceAccountName") or "")
     networks = addresses_of(pod)
     body: dict[str, Any] = {
@@ -55,7 +56,8 @@ def endpoint_of(pod: Mapping[str, Any]) -> Resource:
         "interfaceName": endpoint_names.veth_name_for_workload(namespace, name),
         "ports": ports_of(spec),
         "ipNATs": nats_of(annotations, networks),
-        "allowSpoofedSourcePrefixes": _prefixes(annotations),
+        "allowSpoofedSourcePrefixes": prefixes_of(annotations),
+        "qosControls": controls_of(annotations),
     }
     name_of_endpoint = EndpointIds(node=node, orchestrator="k8s", pod=name, endpoint=ENDPOINT).name()
     document = {
@@ -178,11 +180,17 @@ def nats_of(annotations: Mapping[str, Any], networks: list[str]) -> list[dict[st
     return nats
 
 
-def _prefixes(annotations: Mapping[str, Any]) -> list[str]:
-    try:
-        return [str(parse_network(text)) for text in text_list(annotations, ALLOWED_SOURCES)]
-    except InvalidInput as error:
-        raise BadDocument(f"failed to parse annotation {ALLOWED_SOURCES}: {error}") from None
+def prefixes_of(annotations: Mapping[str, Any]) -> list[str]:
+    """Return the source networks that a pod may use beside its own addresses. Raises BadDocument."""
+    found = []
+    for text in text_list(annotations, ALLOWED_SOURCES):
+        try:
+            if "/" not in text:
+                raise InvalidInput("no prefix length")
+            found.append(str(parse_network(text)))
+        except InvalidInput:
+            raise BadDocument(f"failed to parse '{text}' as a CIDR: invalid CIDR address: {text}") from None
+    return found
 
 
 def exposed(pod: Mapping[str, Any]) -> bool:
