@@ -13,6 +13,9 @@ from calico_ipam.errors import IPAMError
 from calico_ipam.model.keys import ResourceKey
 from calico_ipam.model.resource import CLUSTER_INFORMATION
 
+#: How the error of a datastore that cannot be opened begins.
+CLIENT_FAILED = "error creating calico client: "
+
 
 def check_ready(store: Datastore, patience: float) -> None:
     """Raise CNIError unless the datastore answers within ``patience`` seconds and is not being upgraded.

@@ -7,8 +7,7 @@ from calico_cni.context import Answer, Call
 from calico_cni.delegate import IPAMDelegate
 from calico_cni.errors import NOT_AVAILABLE, CNIError, cni_error
 from calico_cni.node import require_nodename_file
-from calico_cni.plugin.readiness import check_ready
-from calico_cni.plugin.wiring import CLIENT_FAILED
+from calico_cni.plugin.readiness import CLIENT_FAILED, check_ready
 from calico_ipam.errors import IPAMError
 
 

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from calico_cni.context import Call
 from calico_cni.dataplane.api import Dataplane
 from calico_cni.identity import Identity
+from calico_cni.plugin.readiness import CLIENT_FAILED
+
+__all__ = ["CLIENT_FAILED", "INTERFACE_PREFIX", "Wiring", "host_interface"]
 
 INTERFACE_PREFIX = "FELIX_INTERFACEPREFIX"
-CLIENT_FAILED = "error creating calico client: "
 
 
 @dataclass(frozen=True, slots=True)
