@@ -259,6 +259,17 @@ def test_bad_certificates_are_told_before_anything_is_sent(case: str, certificat
     assert secret not in str(vars(caught.value)) + str(caught.value)
 
 
+def test_wishes_for_tls_are_checked_and_what_cannot_be_enforced_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    identity_of(etcd("https://h:1", tls_min_version="1.2"))
+    assert not caplog.records
+    for wish in ({"tls_min_version": "1.3"}, {"tls_cipher_suites": "TLS_AES_128_GCM_SHA256"}):
+        caplog.clear()
+        identity_of(etcd("https://h:1", **wish))
+        assert "cannot be enforced on this side" in caplog.text
+    with pytest.raises(InvalidInput, match=r"TLS_MIN_VERSION has the value '1\.1'"):
+        EtcdStore(etcd("https://h:1", tls_min_version="1.1"))
+
+
 def test_dates_are_read_from_a_certificate(certificates: Path) -> None:
     for name in ("client", "client-expired", "server"):
         dates = validity((certificates / f"{name}.pem").read_bytes())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import logging
 import os
 import re
 import ssl
@@ -15,6 +16,8 @@ from pathlib import Path
 
 from calico_ipam.datastore.settings import Settings
 from calico_ipam.errors import InvalidInput
+
+log = logging.getLogger(__name__)
 
 _PEM = re.compile(rb"-----BEGIN CERTIFICATE-----(.+?)-----END CERTIFICATE-----", re.DOTALL)
 
@@ -57,6 +60,7 @@ def identity_of(settings: Settings) -> Identity:
         )
     identity = Identity(ca, cert, key)
     _check(identity, names)
+    _check_protocol(settings)
     return identity
 
 
@@ -145,6 +149,21 @@ def _check(identity: Identity, names: tuple[str, ...]) -> None:
             reason = f"{names[1]} and {names[2]} hold no certificate with its key"
             hint = "Both must be PEM texts: BEGIN CERTIFICATE, and BEGIN PRIVATE KEY."
         raise InvalidInput(reason, subject=names[1], hint=hint) from None
+
+
+def _check_protocol(settings: Settings) -> None:
+    """Say what cannot be had: gRPC offers TLS 1.2 and 1.3 with ciphers of its own choice, and takes no wishes."""
+    if settings.tls_min_version not in ("", "1.2", "1.3"):
+        raise InvalidInput(
+            f"TLS_MIN_VERSION has the value {settings.tls_min_version!r}",
+            subject="TLS_MIN_VERSION",
+            hint="Write 1.2 or 1.3.",
+        )
+    if settings.tls_min_version == "1.3" or settings.tls_cipher_suites:
+        log.warning(
+            "TLS_MIN_VERSION and TLS_CIPHER_SUITES cannot be enforced on this side: connections to etcd use TLS 1.2 or "
+            "newer and the best cipher that etcd offers; restrict them there (--cipher-suites)"
+        )
 
 
 def _ascii(pem: bytes) -> str:
