@@ -106,8 +106,10 @@ class Intake:
                 self._resource(change)
             case "VirtualMachine" | "VirtualMachineInstance" | "KubeVirt":
                 self._machine(change)
-            case "damaged":
+            case "damaged" if change.value is not None:
                 self._damaged(change.value)
+            case "damaged":
+                self._state.damaged.pop(change.key, None)
 
     def _block(self, change: Change) -> None:
         controller, state = self._controller, self._state

@@ -62,10 +62,13 @@ def lines(view: View, *, legacy: bool = True) -> Iterator[str]:
 
 
 def _samples(view: View) -> dict[str, dict[Labels, float]]:
-    sizes = {(("ippool", name),): float(pool.size) for name, pool in view.pools.items()}
+    sizes: dict[Labels, float] = {(("ippool", name),): float(pool.size) for name, pool in view.pools.items()}
     if not view.measured:
         return {"ipam_ippool_size": sizes}
     used = usage(view)
+    reserved: dict[Labels, float] = {
+        (("ippool", name),): float(pool.reserved(view.reservations)) for name, pool in view.pools.items()
+    }
     # Each real pool has a line for each node, so that a rate can be taken from the first allocation on.
     zeros = {(pool, node): 0 for pool in view.pools for node in view.nodes}
     return {
@@ -79,9 +82,7 @@ def _samples(view: View) -> dict[str, dict[Labels, float]]:
         "ipam_allocations_per_node": _by_node({k: n for k, n in used.in_use.items() if k[1] != "unknown_node"}),
         "ipam_blocks": _by_pool(used.blocks),
         "ipam_blocks_per_node": _by_node(used.blocks),
-        "ipam_ippool_reserved": {
-            (("ippool", name),): float(pool.reserved(view.reservations)) for name, pool in view.pools.items()
-        },
+        "ipam_ippool_reserved": reserved,
         "ipam_ippool_size": sizes,
     }
 

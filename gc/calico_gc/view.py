@@ -91,7 +91,7 @@ class View:
         return sum(suspicion.confirmed for suspicion in self.suspects.values())
 
 
-def view_of(controller: Controller, *, queue: int = 0, handles: HandleLook | None = None) -> View:
+def view_of(controller: Controller, *, queue: int = 0) -> View:
     """Return a view of a controller; called by the thread that owns it."""
     state, record = controller.state, controller.record
     return View(
@@ -116,7 +116,7 @@ def view_of(controller: Controller, *, queue: int = 0, handles: HandleLook | Non
         damaged=dict(state.damaged),
         findings=tuple(record.findings.values()),
         actions=tuple(record.actions),
-        handles=handles,
+        handles=controller.handles.last,
         counts=Counts(
             dict(record.reclaimed),
             dict(record.detected),

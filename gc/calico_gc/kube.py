@@ -1,0 +1,181 @@
+"""The Kubernetes API as the collector needs it: live reads in bulk, leases, events (gc §8, §18.2, §18.4)."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import quote
+
+from calico_gc.decide import UNREADABLE, LiveNode, Standing, Unreadable
+from calico_gc.facts import Pod, PodKey, VirtualMachines, kubernetes_name, live_pod
+from calico_gc.timing import Clock
+from calico_ipam.datastore.api import Datastore
+from calico_ipam.datastore.kube.api import KubeApi, Request
+from calico_ipam.datastore.kube.errors import Expired
+from calico_ipam.errors import IPAMError, NotFound
+from calico_ipam.model.keys import ResourceKey, Resources
+from calico_ipam.model.resource import NODE, mapping
+
+log = logging.getLogger(__name__)
+
+PAGE = 500
+#: so many pods of a namespace, or nodes, are read one by one; for more the whole list is read
+FEW = 16
+#: seconds for which a list that was read for one group of leaks also serves the next
+LIST_SECONDS = 3.0
+
+
+def pages(api: KubeApi, path: str, query: Mapping[str, str] | None = None) -> Iterator[tuple[list[Any], str]]:
+    """Yield the items of a list page by page, each with the revision of the list. Raises the errors of the API.
+
+    A continuation that expired begins again from the front, so an item may come twice.
+    """
+    asked = {**(query or {}), "limit": str(PAGE)}
+    while True:
+        try:
+            found = api.call(Request("GET", path, asked), None)
+        except Expired:
+            if "continue" not in asked:
+                raise
+            asked = dict(query or {})
+            continue
+        metadata = mapping(found.get("metadata"))
+        items = found.get("items")
+        yield (items if isinstance(items, list) else []), str(metadata.get("resourceVersion") or "")
+        token = metadata.get("continue")
+        if not token:
+            return
+        asked = {**(query or {}), "limit": str(PAGE), "continue": str(token)}
+
+
+def everything(api: KubeApi, path: str) -> Iterator[Mapping[str, Any]]:
+    for items, _ in pages(api, path):
+        yield from (mapping(item) for item in items)
+
+
+@dataclass
+class _Listed:
+    at: float
+    pods: Mapping[PodKey, Pod]
+
+
+@dataclass(frozen=True, slots=True)
+class LivePods:
+    """Pods that were read a moment ago; what could not be read is unreadable, never absent."""
+
+    found: Mapping[PodKey, Pod | None]
+    machines: VirtualMachines | None = None
+
+    def pod(self, key: PodKey) -> Pod | Unreadable | None:
+        return self.found.get(key, UNREADABLE) if key in self.found else UNREADABLE
+
+
+@dataclass
+class Cluster:
+    """Live reads. ``calico``: the datastore that holds Calico's nodes, None where Kubernetes' nodes are those.
+
+    ``machines``: virtual machines as the watch has them. Safe to share between threads.
+    """
+
+    api: KubeApi
+    clock: Clock
+    calico: Datastore | None
+    machines: Any = lambda: None  #: () -> VirtualMachines | None
+    _lists: dict[str, _Listed] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    # --- pods ----------------------------------------------------------------------------------------------
+
+    def workloads(self, pods: Collection[PodKey]) -> LivePods:
+        """Return pods as they are now: by name, or where many of a namespace are asked for, by one list of it."""
+        by_namespace: dict[str, list[PodKey]] = {}
+        for key in pods:
+            by_namespace.setdefault(key[0], []).append(key)
+        found: dict[PodKey, Pod | None] = {}
+        for namespace, keys in by_namespace.items():
+            try:
+                if len(keys) > FEW or self._recent(namespace) is not None:
+                    listed = self._list(namespace)
+                    found.update({key: listed.get(key) for key in keys})
+                else:
+                    found.update({key: self._read(key) for key in keys})
+            except IPAMError as error:
+                log.warning("pods of namespace %s cannot be read, their addresses are kept: %s", namespace, error)
+        return LivePods(found, self.machines())
+
+    def _recent(self, namespace: str) -> _Listed | None:
+        with self._lock:
+            known = self._lists.get(namespace)
+        return known if known is not None and self.clock.monotonic() - known.at <= LIST_SECONDS else None
+
+    def _list(self, namespace: str) -> Mapping[PodKey, Pod]:
+        known = self._recent(namespace)
+        if known is None:
+            at = self.clock.monotonic()
+            path = f"/api/v1/namespaces/{quote(namespace)}/pods"
+            known = _Listed(at, {pod.key: pod for pod in map(live_pod, everything(self.api, path))})
+            with self._lock:
+                self._lists = {k: v for k, v in self._lists.items() if at - v.at <= LIST_SECONDS}
+                self._lists[namespace] = known
+        return known.pods
+
+    def _read(self, key: PodKey) -> Pod | None:
+        path = f"/api/v1/namespaces/{quote(key[0])}/pods/{quote(key[1])}"
+        try:
+            return live_pod(self.api.call(Request("GET", path), None))
+        except NotFound:
+            return None
+
+    # --- nodes ---------------------------------------------------------------------------------------------
+
+    def nodes(self, names: Collection[str]) -> dict[str, LiveNode]:
+        """Return what nodes are now. One that cannot be read is unknown."""
+        if not names:
+            return {}
+        try:
+            if self.calico is None:
+                there = self._kube_nodes(names)
+                return {
+                    n: LiveNode(Standing.PRESENT, n, True) if n in there else LiveNode(Standing.GONE) for n in names
+                }
+            return self._calico_nodes(self.calico, names)
+        except IPAMError as error:
+            log.warning("nodes cannot be read and are looked at again later: %s", error)
+            return dict.fromkeys(names, LiveNode(Standing.UNKNOWN))
+
+    def _calico_nodes(self, store: Datastore, names: Collection[str]) -> dict[str, LiveNode]:
+        if len(names) > FEW:
+            entries = {entry.value.name: entry for entry in store.list(Resources(NODE))}
+        else:
+            keys = {name: ResourceKey(NODE, name) for name in names}
+            snapshot = store.read(*keys.values())
+            entries = {name: e for name, key in keys.items() if (e := snapshot.entry(key)) is not None}
+        knodes = {name: kubernetes_name(entries[name].value) for name in names if name in entries}
+        there = self._kube_nodes([kube for kube in knodes.values() if kube])
+        found: dict[str, LiveNode] = {}
+        for name in names:
+            if name not in entries:
+                found[name] = LiveNode(Standing.GONE)
+            elif kube := knodes[name]:
+                found[name] = LiveNode(Standing.PRESENT, kube, kube in there)
+            else:
+                found[name] = LiveNode(Standing.FOREIGN)
+        return found
+
+    def _kube_nodes(self, names: Collection[str]) -> set[str]:
+        """Return which of some Kubernetes nodes exist."""
+        wanted = set(names)
+        if len(wanted) > FEW:
+            there = {str(mapping(item.get("metadata")).get("name")) for item in everything(self.api, "/api/v1/nodes")}
+            return wanted & there
+        return {name for name in wanted if self._exists(name)}
+
+    def _exists(self, name: str) -> bool:
+        try:
+            self.api.call(Request("GET", f"/api/v1/nodes/{quote(name)}"), None)
+        except NotFound:
+            return False
+        return True
