@@ -22,9 +22,13 @@ from secrets import token_hex
 
 import pytest
 
+#: In containerd's view of the file system.
+SOCKET = "/run/containerd/containerd.sock"
+
 #: The shell of the private view: $1 scratch folder, $2 network configurations, $3 plugins, $4 containerd's config.
 #: /etc and /opt become overlays whose upper layers are in memory, so that the two mount points can be made.
-#: runc and the shims keep state in /run/containerd by the name of the container: private as well.
+#: /run/containerd is private as well: runc and the shims keep state there by the name of the container, and the socket
+#: must have a short path.
 _ENTER = """
 set -eu
 mount -t tmpfs none "$1/upper"
@@ -57,14 +61,10 @@ class Containerd:
     inside: int
     namespace: str
 
-    @property
-    def socket(self) -> Path:
-        return self.folder / "containerd.sock"
-
     def command(self, *arguments: str) -> list[str]:
         """Return the command line of ``ctr`` in containerd's view of the file system."""
         enter = ["nsenter", f"--target={self.inside}", "--mount", "--pid"]
-        return [*enter, "ctr", f"--address={self.socket}", f"--namespace={self.namespace}", *arguments]
+        return [*enter, "ctr", f"--address={SOCKET}", f"--namespace={self.namespace}", *arguments]
 
     def ctr(self, *arguments: str) -> str:
         """Run ``ctr`` to its end and return what it printed; fail with its words when it fails."""
@@ -149,7 +149,7 @@ def started(folder: Path, *, configurations: Path, plugins: Path) -> Iterator[Co
     config.write_text(
         f'version = 2\nroot = "{folder}/root"\nstate = "{folder}/state"\n'
         f'disabled_plugins = ["io.containerd.grpc.v1.cri"]\n'
-        f'[grpc]\n  address = "{folder}/containerd.sock"\n[ttrpc]\n  address = "{folder}/containerd.sock.ttrpc"\n'
+        f'[grpc]\n  address = "{SOCKET}"\n[ttrpc]\n  address = "{SOCKET}.ttrpc"\n'
     )
     log = folder / "containerd.log"
     # Also the name of a control group of the host, and short: a host link is named by the first eleven characters of
@@ -165,16 +165,17 @@ def started(folder: Path, *, configurations: Path, plugins: Path) -> Iterator[Co
         )
     try:
 
-        def listening() -> bool:
+        def inside() -> list[int]:
+            """Return the first process of the namespaces once containerd, which it becomes, listens there."""
             assert process.poll() is None, f"containerd ended: {log.read_text()[-2000:]}"
-            return (folder / "containerd.sock").exists()
+            return [pid for pid in _children(process.pid) if Path(f"/proc/{pid}/root{SOCKET}").exists()]
 
-        wait_until("containerd listens", listening)
-        (inside,) = _children(process.pid)
-        yield Containerd(folder, inside, namespace)
+        wait_until("containerd listens", inside)
+        (first,) = inside()
+        yield Containerd(folder, first, namespace)
     finally:
-        for inside in _children(process.pid):
-            os.kill(inside, signal.SIGKILL)  # the first of its process namespace: all the others end with it
+        for child in _children(process.pid):
+            os.kill(child, signal.SIGKILL)  # the first of its process namespace: all the others end with it
         process.wait(timeout=30)
         for group in (*Path("/sys/fs/cgroup").glob(f"*/{namespace}"), *Path("/sys/fs/cgroup").glob(namespace)):
             for container in [path for path in group.iterdir() if path.is_dir()]:

@@ -20,7 +20,8 @@ DOCUMENTS = [
     path for path in (*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/**/*.md")) if BLOCK.search(path.read_text())
 ]
 
-#: A machine to play with: the folders that the commands write are overlays whose upper layers are in memory.
+#: A machine to play with: the folders that the commands write are overlays whose upper layers are in memory, /tmp is
+#: empty but for the repository, if that lies there.
 MACHINE = """
 mount -t tmpfs none "$SCRATCH"
 for place in etc opt var; do
@@ -29,6 +30,10 @@ for place in etc opt var; do
 done
 mount -t tmpfs none /run
 mkdir /run/netns
+mount -t tmpfs none /tmp
+mkdir -p "$PWD"
+mount --no-canonicalize --bind /proc/self/cwd "$PWD"
+cd "$PWD"
 scripts/private-host
 """
 
