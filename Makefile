@@ -18,7 +18,7 @@ CNITOOL := $(CALICO_IPAM_CACHE)/cnitool-$(CNITOOL_VERSION)/cnitool
 
 # Folders of tests/ that `make test` runs. Benchmarks (scale) are `make bench`.
 SUITE ?= unit property golden replay integration netns e2e
-# Processes that run tests side by side. Tests that share the kernel or a server stay in one of them (tests/conftest.py).
+# Processes that run tests side by side; each test has a host and names of its own (tests/conftest.py).
 JOBS ?= $(shell nproc)
 # More arguments for pytest: make test SUITE=unit ARGS="-k selector"
 ARGS ?=
@@ -54,7 +54,7 @@ demo: venv
 
 test: venv cnitool kube-apiserver
 	@scripts/prerequisites test || true
-	$(BIN)/pytest --numprocesses=$(JOBS) --dist=loadgroup $(ARGS) $(addprefix tests/,$(SUITE))
+	$(BIN)/pytest --numprocesses=$(JOBS) --dist=worksteal $(ARGS) $(addprefix tests/,$(SUITE))
 
 lint: venv
 	$(BIN)/ruff format --check .

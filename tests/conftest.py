@@ -1,4 +1,8 @@
-"""Rules that hold for every test: what CI makes of a skip, how long a test may take, what runs side by side."""
+"""Rules that hold for every test: what CI makes of a skip, how long a test may take.
+
+Tests run side by side, in as many processes as there are cores, those with links and servers too: each brings its own
+host (a network namespace), its own folder and names that nobody else has, so two checkouts may test on one machine.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +26,6 @@ if TYPE_CHECKING:
 #: Seconds a test may take, set-up and clean-up included, unless it is marked ``@pytest.mark.timeout(seconds)``.
 DEFAULT_TIMEOUT = 120.0
 
-#: Folders whose tests share something of the host that has no private copy: links and routes of the root namespace,
-#: firewall tables, ports, the container runtime. Under ``--dist=loadgroup`` they run one after the other in one worker;
-#: everything else is spread over the workers. Names are unique per test all the same, so that two checkouts may test
-#: on one machine at once.
-ONE_AT_A_TIME = frozenset({"integration", "netns", "e2e", "scale"})
-
-TESTS = Path(__file__).parent
-
 
 def in_ci() -> bool:
     """Say whether this is continuous integration, where nothing may be left out."""
@@ -38,14 +34,6 @@ def in_ci() -> bool:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "timeout(seconds): time this test may take instead of the default")
-
-
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        folder = item.path.relative_to(TESTS).parts[0] if item.path.is_relative_to(TESTS) else ""
-        if folder in ONE_AT_A_TIME:
-            item.add_marker(pytest.mark.xdist_group("host"))
 
 
 # --- a skip is a failure in CI ------------------------------------------------------------------------------
