@@ -31,8 +31,17 @@ log = logging.getLogger(__name__)
 
 #: seconds for which the IPAM settings are believed; they only say when a cooling address is worth a look
 CONFIG_SECONDS = 5.0
+#: a leak that is held for so many grace periods is told as an event
+STUCK_GRACES = 4.0
 #: kinds of findings that every full scan either meets again or closes
-LOOKED_FOR = (decide.NODE_MISMATCH, decide.FINISHED_WITHOUT_ADDRESS, "in-use-on-gone-node", "held", "nameless")
+LOOKED_FOR = (
+    decide.NODE_MISMATCH,
+    decide.FINISHED_WITHOUT_ADDRESS,
+    "in-use-on-gone-node",
+    "held",
+    "nameless",
+    "machine-gone",
+)
 
 
 @dataclass(slots=True)
@@ -122,13 +131,15 @@ class Controller:
             self._believe(decision, now)
         if full:
             self._remark_nameless(now)
+            self._remark_machines(now)
             self.record.settle(LOOKED_FOR, now.mono)
 
     def _decisions(self, names: Sequence[str], now: Moment) -> Iterable[NodeDecision]:
-        unknown = [name for name in names if not self.state.nodes.get(name)]
+        alone = not self.state.kubernetes  # then only a live look tells, and it knows this host alone
+        unknown = [name for name in names if alone or not self.state.nodes.get(name)]
         standings = self.live.nodes(unknown) if unknown else {}
         for name in names:
-            knode = self.state.nodes.get(name, "")
+            knode = "" if alone else self.state.nodes.get(name, "")
             standing = Standing.PRESENT if knode else standings.get(name, LiveNode(Standing.UNKNOWN)).standing
             if not knode and standing is Standing.PRESENT:
                 knode = standings[name].knode
@@ -136,7 +147,7 @@ class Controller:
                 name,
                 standing,
                 knode,
-                bool(knode) and knode in self.state.kube_nodes,
+                bool(knode) and (alone or knode in self.state.kube_nodes),
                 tuple(self.state.by_node.get(name, {}).values()),
             )
             yield decide.look_at_node(facts, self.state, self.state.suspects, self.options.rules, now)
@@ -188,6 +199,17 @@ class Controller:
                 text = f"block {cidr} holds {tracked.tally['']} addresses that name no node"
                 self.record.found(now, "nameless", f"{cidr} node", text)
 
+    def _remark_machines(self, now: Moment) -> None:
+        """Handles of machines that are gone make a machine of that name unable to start; they are told (limit U5)."""
+        machines = self.state.machines
+        if machines is None:
+            return
+        theirs = [handle for handle in self.state.by_handle if ".vmi." in handle]
+        for handle in decide.orphaned_machine_handles(theirs, decide.machine_handles(theirs, machines)):
+            text = f"handle {handle} holds addresses of a virtual machine that is gone"
+            if self.record.found(now, "machine-gone", handle, text):
+                self.notify("VMHandleOrphaned", "", text)
+
     def named(self, key: AllocationKey) -> str:
         found = self.state.allocation(key)
         if found is None:
@@ -217,14 +239,16 @@ class Controller:
             self._start(Release(group, self.options.rules), now)
         self.held = tuple(held)
         for key in held:
-            allocation = self.state.allocation(key)
-            if allocation is not None:
-                self.record.found(
-                    now,
-                    "held",
-                    allocation.id,
-                    f"{allocation.id} looks leaked, but its handle has another address that is in use",
-                )
+            self._remark_held(key, now)
+
+    def _remark_held(self, key: AllocationKey, now: Moment) -> None:
+        allocation, suspicion = self.state.allocation(key), self.state.suspects[key]
+        if allocation is None:
+            return
+        text = f"{allocation.id} looks leaked, but its handle has another address that is in use"
+        self.record.found(now, "held", allocation.id, text)
+        if now.mono - suspicion.first.mono > STUCK_GRACES * max(suspicion.grace, self.options.period):
+            self.notify("IPLeakStuck", allocation.node, text)
 
     def _thaw(self, now: Moment) -> None:
         if not self.state.cold:

@@ -14,6 +14,8 @@ from typing import Protocol
 from calico_gc import suspicion as reasons
 from calico_gc.facts import Allocation, AllocationKey, Pod, PodKey, VirtualMachines
 from calico_gc.suspicion import Moment, Suspicion, leaked, proven
+from calico_ipam.errors import InvalidInput
+from calico_ipam.model.handle_names import vm_handle
 from calico_ipam.model.owner import VMI_NAME
 
 #: floor of the grace period of a virtual machine's address, seconds (gc §6 row 6)
@@ -38,6 +40,9 @@ class Workloads(Protocol):
 
     def pod(self, key: PodKey) -> Pod | Unreadable | None:
         """Return a pod; None: it does not exist."""
+
+    def container_gone(self, allocation: Allocation) -> bool:
+        """Tell whether the container of an allocation that is no pod's is certainly gone (ruling 7)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +89,7 @@ def verdict(allocation: Allocation, knode: str, workloads: Workloads, rules: Rul
     if allocation.of_vm:
         return _machine_verdict(allocation, workloads.machines)
     if not allocation.of_pod:
-        return ALIVE
+        return Verdict(reasons.CONTAINER_GONE) if workloads.container_gone(allocation) else ALIVE
     pod = workloads.pod(allocation.pod)
     if pod is None:
         return Verdict(reasons.POD_NOT_FOUND)
@@ -189,7 +194,7 @@ def look_at_node(
     for allocation in node.allocations:
         if allocation.windows_reserved:
             continue
-        if not allocation.of_pod and not allocation.of_tunnel:
+        if not allocation.of_pod and not allocation.of_tunnel and not workloads.container_gone(allocation):
             in_use.append(allocation.key)  # somebody else's business
             continue
         if allocation.of_tunnel:
@@ -377,6 +382,20 @@ def cooled_down(cold: Mapping[str, int], cooldown: int, now: Moment) -> list[str
     """Return the blocks that hold an address whose cooldown (seconds) is over (gc §9)."""
     limit = now.wall - cooldown * 1_000_000_000
     return [cidr for cidr, released in cold.items() if released <= limit]
+
+
+def machine_handles(handles: Iterable[str], machines: VirtualMachines) -> dict[str, set[str]]:
+    """Return, by network, the handles that all machines and standalone instances have on the networks in use."""
+    networks = {handle.partition(".vmi.")[0] for handle in handles if ".vmi." in handle}
+    names = {*machines.machines, *(key for key, owned in machines.instances.items() if not owned)}
+    found: dict[str, set[str]] = {network: set() for network in networks}
+    for network, expected in found.items():
+        for namespace, name in names:
+            try:
+                expected.add(vm_handle(network, namespace, name))
+            except InvalidInput:
+                continue  # no handle can exist for such a name
+    return found
 
 
 def orphaned_machine_handles(handles: Iterable[str], expected: Mapping[str, Collection[str]]) -> list[str]:

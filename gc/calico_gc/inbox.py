@@ -1,4 +1,4 @@
-"""What waits for the loop: changes, of which only the newest of an object counts, and answers of workers (limit U21)."""
+"""What waits for the loop: changes, only the newest of an object, and answers of workers (limit U21)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Call:
 
 
 class Inbox:
-    """Unbounded, but never longer than there are objects. Calls keep their order and go first."""
+    """Unbounded, but never longer than there are objects. Calls keep their order."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -53,7 +53,7 @@ class Inbox:
     def take(self, until: float) -> tuple[list[Call], list[Change]]:
         """Return what is there, waiting for a first item until ``until`` (monotonic), then for a moment of quiet.
 
-        Calls are handed out at once: somebody waits for them.
+        Where there is a call nobody waits for quiet: somebody waits for the call.
         """
         with self._ready:
             while not self._changes and not self._calls:
@@ -64,10 +64,8 @@ class Inbox:
             if not self._calls:
                 self._settle()
             calls, self._calls = list(self._calls), deque()
-            if calls:
-                return calls, []
             changes, self._changes = list(self._changes.values()), {}
-            return [], changes
+            return calls, changes
 
     def _settle(self) -> None:
         end = self._clock.monotonic() + LONGEST

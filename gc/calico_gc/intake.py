@@ -30,6 +30,7 @@ MACHINE = "VirtualMachine"
 INSTANCE = "VirtualMachineInstance"
 MACHINES_THERE = "KubeVirt"
 DAMAGED = "damaged"
+RUNTIME = "runtime"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +107,9 @@ class Intake:
                 self._resource(change)
             case "VirtualMachine" | "VirtualMachineInstance" | "KubeVirt":
                 self._machine(change)
+            case "runtime":
+                self._state.runtime = change.value
+                self._state.full_scan = True
             case "damaged" if change.value is not None:
                 self._damaged(change.value)
             case "damaged":

@@ -1,4 +1,4 @@
-"""Upstream's KubeControllersConfiguration: what it says to us, and the status that upstream writes into it (gc §1.3)."""
+"""Upstream's KubeControllersConfiguration: what it says to us, and the status that upstream writes (gc §1.3)."""
 
 from __future__ import annotations
 

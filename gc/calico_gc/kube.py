@@ -10,13 +10,16 @@ from typing import Any
 from urllib.parse import quote
 
 from calico_gc.decide import UNREADABLE, LiveNode, Standing, Unreadable
-from calico_gc.facts import Pod, PodKey, VirtualMachines, kubernetes_name, live_pod
+from calico_gc.facts import Allocation, Pod, PodKey, VirtualMachines, kubernetes_name, live_pod
 from calico_gc.timing import Clock
-from calico_ipam.datastore.api import Datastore
+from calico_ipam.datastore.api import Damaged, Datastore, Entry, Listing
 from calico_ipam.datastore.kube.api import KubeApi, Request
 from calico_ipam.datastore.kube.errors import Expired
+from calico_ipam.datastore.kube.objects import entry_of
+from calico_ipam.datastore.kube.paths import collection_of
+from calico_ipam.datastore.kube.store import KubernetesStore
 from calico_ipam.errors import IPAMError, NotFound
-from calico_ipam.model.keys import ResourceKey, Resources
+from calico_ipam.model.keys import Handles, ResourceKey, Resources
 from calico_ipam.model.resource import NODE, mapping
 
 log = logging.getLogger(__name__)
@@ -56,6 +59,23 @@ def everything(api: KubeApi, path: str) -> Iterator[Mapping[str, Any]]:
         yield from (mapping(item) for item in items)
 
 
+def list_handles(store: KubernetesStore) -> Listing:
+    """Return all handles, those included that are marked as deleted and were never removed (gc §18.1, class C2)."""
+    collection = collection_of(Handles(), store.group)
+    entries: dict[object, Entry] = {}
+    damaged: list[Damaged] = []
+    revision = ""
+    for items, listed_at in pages(store.api, collection.path):
+        revision = revision or listed_at
+        for item in items:
+            found = entry_of(collection.kind, mapping(item), store.group)
+            if isinstance(found, Damaged):
+                damaged.append(found)
+            else:
+                entries[found.key] = found
+    return Listing(tuple(entries.values()), revision, tuple(damaged))
+
+
 @dataclass
 class _Listed:
     at: float
@@ -70,7 +90,12 @@ class LivePods:
     machines: VirtualMachines | None = None
 
     def pod(self, key: PodKey) -> Pod | Unreadable | None:
-        return self.found.get(key, UNREADABLE) if key in self.found else UNREADABLE
+        return self.found.get(key, UNREADABLE)
+
+    def container_gone(self, allocation: Allocation) -> bool:
+        """Only a host without Kubernetes knows containers."""
+        del allocation
+        return False
 
 
 @dataclass

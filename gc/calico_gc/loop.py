@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
+from calico_gc.act import Released
 from calico_gc.controller import Controller
 from calico_gc.feed import SYNCED, SYNCING, Source
 from calico_gc.inbox import Inbox
@@ -55,6 +56,7 @@ class Loop:
         self._round_began = clock.monotonic()
         self._next_tick: float | None = None
         self.error: BaseException | None = None
+        self.timed: Callable[[str, float], None] = lambda *_: None
 
     # --- wiring --------------------------------------------------------------------------------------------
 
@@ -71,8 +73,27 @@ class Loop:
 
     def _carry_out(self, action: Action) -> object:
         assert self._worker is not None  # noqa: S101 - use() comes before run()
+        began = self._clock.monotonic()
         dry = self.controller.options.dry_run
-        return self._worker.preview(action) if dry else self._worker.run(action)
+        answer = self._worker.preview(action) if dry else self._worker.run(action)
+        self.timed("handles" if action.key[0] == "handles" else "release", self._clock.monotonic() - began)
+        return answer
+
+    def progress(self, part: Released) -> None:
+        """Pass on what a worker has done so far; for workers."""
+        self.inbox.call(partial(self.controller.progress, part))
+
+    def apart(self, work: Callable[[], None]) -> None:
+        """Run something beside the loop that may take time."""
+        self._pool.submit(work)
+
+    def fail(self, error: Exception) -> None:
+        """End the loop with an error; from any thread."""
+
+        def raise_it() -> None:
+            raise error
+
+        self.inbox.call(raise_it)
 
     def _answered(self, action: Action, future: object) -> None:
         self.inbox.call(partial(self._conclude, action, future))
@@ -106,7 +127,9 @@ class Loop:
         for change in changes:
             self._apply(change)
         full = self._tick()
+        began = self._clock.monotonic()
         if self.controller.sync():
+            self.timed("sync", self._clock.monotonic() - began)
             if log.isEnabledFor(logging.DEBUG):
                 for problem in broken(self.controller.state, self._clock.monotonic()):
                     log.error("an internal map is wrong: %s", problem)
@@ -165,15 +188,24 @@ class Loop:
         done = threading.Event()
 
         def make() -> None:
-            made = view_of(self.controller, queue=len(self.inbox))
-            with self._view_lock:
-                self._view = made
+            self.make_view()
             done.set()
 
         self.inbox.call(make)
         done.wait(seconds)
         with self._view_lock:
             return self._view
+
+    def make_view(self) -> View:
+        """Make a view; for the loop's own thread."""
+        made = view_of(self.controller, queue=len(self.inbox))
+        with self._view_lock:
+            self._view = made
+        return made
+
+    def waiting_for(self) -> list[str]:
+        """Return the kinds that have not been listed yet."""
+        return sorted(name for name, synced in self._synced.items() if not synced)
 
     def alive(self) -> str:
         """Return why the loop counts as stuck; empty when it does not."""

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from calico_gc.decide import UNREADABLE, Unreadable, Workloads
 from calico_gc.facts import Allocation, AllocationKey, KubeNode, Pod, PodKey, Tracked, VirtualMachines, track
 from calico_gc.facts import kubernetes_name as kubernetes_name_of
 from calico_gc.pools import PoolIndex
@@ -19,6 +20,24 @@ from calico_ipam.model.block import Block
 from calico_ipam.model.resource import Resource
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Nobody:
+    """Knows of no workload whether it lives."""
+
+    machines: VirtualMachines | None = None
+
+    def pod(self, key: PodKey) -> Unreadable:
+        del key
+        return UNREADABLE
+
+    def container_gone(self, allocation: Allocation) -> bool:
+        del allocation
+        return False
+
+
+NOBODY = Nobody()
 
 
 @dataclass(slots=True)
@@ -44,6 +63,8 @@ class State:
     kube_nodes: dict[str, KubeNode] = field(default_factory=dict)
     pods: dict[PodKey, Pod] = field(default_factory=dict)
     machines: VirtualMachines | None = None  #: None while KubeVirt is not there
+    kubernetes: bool = True  #: somebody tells about pods and nodes
+    runtime: Workloads = NOBODY  #: containers of this host, where Kubernetes does not tell
     pools: PoolIndex = field(default_factory=PoolIndex)
     reservations: dict[str, Resource] = field(default_factory=dict)
 
@@ -229,9 +250,12 @@ class State:
         self.kube_nodes.pop(name, None)
         self.full_scan = True
 
-    def pod(self, key: PodKey) -> Pod | None:
-        """Return a pod as the watch has it; None: there is none."""
-        return self.pods.get(key)
+    def pod(self, key: PodKey) -> Pod | Unreadable | None:
+        """Return a pod as the watch has it; None: there is none. Without Kubernetes nobody knows."""
+        return self.pods.get(key) if self.kubernetes else UNREADABLE
+
+    def container_gone(self, allocation: Allocation) -> bool:
+        return self.runtime.container_gone(allocation)
 
     def put_pod(self, pod: Pod) -> None:
         self.pods[pod.key] = pod

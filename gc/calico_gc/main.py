@@ -1,0 +1,307 @@
+"""calico-gc: finds what was leaked, proves it, returns it. The only module here that reads argv and environment."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import secrets
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from calico_gc import kcc, report
+from calico_gc import settings as gc_settings
+from calico_gc.settings import Settings
+from calico_ipam.errors import InvalidInput, IPAMError, NotConfigured
+
+if TYPE_CHECKING:
+    from calico_gc.assembly import Collector, Place
+    from calico_gc.once import ShiftedClock
+    from calico_gc.view import View
+    from calico_gc.web.server import Health, Server
+
+log = logging.getLogger("calico_gc")
+
+NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+STATUS_SECONDS = 10.0
+LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "warn": logging.WARNING}
+
+
+def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> int:
+    """Run the collector; returns the exit code: 0 clean, 1 error, 3 problems found (--once)."""
+    argv = sys.argv[1:] if argv is None else argv
+    environ = dict(os.environ) if environ is None else environ
+    try:
+        settings = gc_settings.load(parse(argv), environ)
+        _log_to_stderr(settings, environ)
+        return _run(settings, environ)
+    except IPAMError as error:
+        print(f"calico-gc: {error}" + (f"\n  {error.hint}" if error.hint else ""), file=sys.stderr)
+        return report.ERROR
+    except OSError as error:
+        print(f"calico-gc: {error.strerror or error}: {error.filename or ''}".rstrip(": "), file=sys.stderr)
+        return report.ERROR
+
+
+def parse(argv: Sequence[str]) -> dict[str, Any]:
+    """Return the flags that were given: name -> text, True for a switch, a list of texts for one that repeats."""
+    parser = argparse.ArgumentParser(
+        prog="calico-gc",
+        description="Finds IP addresses that were leaked, proves it, and returns them.",
+        epilog="Every option can also be an environment variable (GC_ and its name) or a line of the --config file.",
+        argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
+    )
+    for setting in gc_settings.ALL:
+        flag = f"--{setting.flag}"
+        if not setting.metavar:
+            parser.add_argument(flag, action="store_true", help=setting.help, dest=setting.name)
+        elif setting.name == "keep_handle_prefix":
+            parser.add_argument(flag, action="append", metavar=setting.metavar, help=setting.help, dest=setting.name)
+        else:
+            parser.add_argument(flag, metavar=setting.metavar, help=setting.help, dest=setting.name)
+    return vars(parser.parse_args(list(argv)))
+
+
+def _log_to_stderr(settings: Settings, environ: Mapping[str, str]) -> None:
+    name = (environ.get("LOG_LEVEL") or settings.log_level).lower()
+    if name not in (*LEVELS, "error", "fatal", "panic"):
+        raise InvalidInput(
+            f"unknown log level {name!r}", subject=name, hint="Known are debug, info, warning and error."
+        )
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=LEVELS.get(name, logging.ERROR),
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        force=True,
+    )
+
+
+def _run(settings: Settings, environ: Mapping[str, str]) -> int:
+    from calico_gc.assembly import Collector
+    from calico_gc.once import ShiftedClock
+    from calico_gc.timing import SystemClock
+
+    place = find_place(settings, environ)
+    try:
+        clock = ShiftedClock(SystemClock())
+        if settings.once:
+            return _once(Collector(place, settings, clock), clock)
+        service = Service(settings, place)
+        collector = Collector(place, settings, clock, service.configured)
+        return service.run(collector)
+    finally:
+        place.store.close()
+
+
+def _once(collector: Collector, clock: ShiftedClock) -> int:
+    from calico_gc.once import run_once
+
+    view = run_once(collector, clock)
+    settings = collector.settings
+    if settings.report:
+        collector.write_report(view)
+    else:
+        print(json.dumps(report.report(view), indent=1, ensure_ascii=False))
+    if settings.report_html:
+        _write_page(view, settings.report_html, collector.place.store.name)
+    return report.PROBLEMS if report.problems(view) else report.CLEAN
+
+
+def _write_page(view: View, path: str, origin: str) -> None:
+    from calico_gc.web.onefile import one_file
+    from calico_gc.web.site import templates
+
+    with Path(path).open("w", encoding="utf-8") as file:
+        for piece in one_file(view, templates(), origin=origin):
+            file.write(piece)
+
+
+# --- where it works ---------------------------------------------------------------------------------------------
+
+
+def find_place(settings: Settings, environ: Mapping[str, str]) -> Place:
+    """Return the datastore and the Kubernetes API that settings and environment name. Raises NotConfigured."""
+    from calico_gc.assembly import Place
+    from calico_ipam.datastore.config import load_settings, open_datastore
+    from calico_ipam.datastore.kube.api import KubeApi
+    from calico_ipam.datastore.kube.store import KubernetesStore
+    from calico_ipam.datastore.settings import KUBERNETES, SQLITE
+
+    drop_in = "ENABLED_CONTROLLERS" in environ
+    if drop_in:
+        _check_controllers(environ)
+        environ = {"DATASTORE_TYPE": "etcdv3", **environ}
+    found = load_settings(settings.datastore or None, environ=environ)
+    if found.fallback and not settings.host:
+        raise NotConfigured(
+            "no datastore is configured, and the collector never guesses one",
+            hint="Set DATASTORE_TYPE and what belongs to it, or give --datastore URL, or --host without Kubernetes.",
+        )
+    store = open_datastore(found)
+    api: KubeApi | None
+    if isinstance(store, KubernetesStore):
+        api = store.api
+    elif found.datastore_type == SQLITE and not (found.kubeconfig or environ.get("KUBERNETES_SERVICE_HOST")):
+        api = None
+    else:
+        api = KubeApi(replace(found, datastore_type=KUBERNETES))
+    host = (environ.get("CALICO_NODENAME") or environ.get("NODENAME") or socket.gethostname()).strip().lower()
+    return Place(
+        store=store,
+        api=api,
+        host=host,
+        instance=f"{environ.get('HOSTNAME') or socket.gethostname()}_{secrets.token_hex(4)}",
+        namespace=settings.lease_namespace or environ.get("POD_NAMESPACE") or _own_namespace(),
+        drop_in=drop_in,
+        environ=environ,
+    )
+
+
+def _check_controllers(environ: Mapping[str, str]) -> None:
+    unknown = kcc.unknown_controllers(environ)
+    if unknown:
+        raise InvalidInput(
+            f"ENABLED_CONTROLLERS names {', '.join(map(repr, unknown))}, which nobody knows",
+            hint=f"Known are {', '.join(kcc.KNOWN)}; items are not trimmed.",
+        )
+    named = [item for item in environ["ENABLED_CONTROLLERS"].split(",") if item]
+    if named and "node" not in named:
+        raise InvalidInput(
+            "ENABLED_CONTROLLERS does not name 'node', which is all that this program does",
+            hint="Add it, or let upstream's kube-controllers run the others.",
+        )
+    others = [item for item in named if item != "node"]
+    if others:
+        log.warning("these controllers are not part of this program and are left out: %s", ", ".join(others))
+
+
+def _own_namespace() -> str:
+    try:
+        return NAMESPACE_FILE.read_text(encoding="utf-8").strip() or "kube-system"
+    except OSError:
+        return "kube-system"
+
+
+# --- as a service ------------------------------------------------------------------------------------------------
+
+
+class Service:
+    """The collector with its server, probes and signals."""
+
+    def __init__(self, settings: Settings, place: Place) -> None:
+        self._settings = settings
+        self._place = place
+        self._collector: Collector | None = None
+        self._servers: dict[str, Server] = {}
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+
+    def run(self, collector: Collector) -> int:
+        """Run until a signal or an error ends it; returns the exit code."""
+        self._collector = collector
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._signalled)
+        if not self._place.drop_in and self._settings.listen:
+            self._serve("page", *_address(self._settings.listen))
+        if self._settings.health_port:
+            self._serve("health", "127.0.0.1" if not self._place.drop_in else "", self._settings.health_port)
+        status = threading.Thread(target=self._keep_status, name="status", daemon=True)
+        status.start()
+        log.info("collecting on %s as %s", self._place.store.name, self._place.instance)
+        try:
+            collector.run()
+            return report.CLEAN
+        finally:
+            self._ended.set()
+            with self._lock:
+                for server in self._servers.values():
+                    server.close()
+
+    def configured(self, told: kcc.Told) -> None:
+        """Upstream's settings changed: in its place, the metrics are where it says (ruling 19)."""
+        if not self._place.drop_in:
+            return
+        with self._lock:
+            known = self._servers.pop("page", None)
+        if known is not None:
+            if known.port == told.metrics_port:
+                with self._lock:
+                    self._servers["page"] = known
+                return
+            known.close()
+        if told.metrics_port:
+            self._serve("page", "", told.metrics_port)
+
+    def _serve(self, name: str, host: str, port: int) -> None:
+        from calico_gc.web.server import Server, Sources
+
+        assert self._collector is not None  # noqa: S101 - run() sets it before anything is served
+        collector = self._collector
+        sources = Sources(collector.loop.view, collector.metrics.page, self._live, self._ready)
+        server = Server(host, port, sources, origin=self._place.store.name)
+        server.start()
+        log.info("%s: http://%s:%d", name, host or "0.0.0.0", server.port)  # noqa: S104 - said, not bound
+        with self._lock:
+            self._servers[name] = server
+
+    def _signalled(self, number: int, frame: FrameType | None) -> None:
+        del frame
+        assert self._collector is not None  # noqa: S101 - handlers are set after it
+        # A handler runs between two instructions of the main thread, which may hold the lock of the inbox.
+        threading.Thread(target=self._collector.stop, name=f"signal-{number}").start()
+
+    def _live(self) -> Health:
+        from calico_gc.web.server import Health
+
+        why = self._collector.loop.alive() if self._collector is not None else "not started"
+        return Health(not why, why)
+
+    def _ready(self) -> Health:
+        """Ready once everything has been listed; a standby is ready too."""
+        from calico_gc.web.server import Health
+
+        why = "; ".join(f"{name}: {reason}" for name, reason in self._reasons().items() if reason)
+        return Health(not why, why)
+
+    def _reasons(self) -> dict[str, str]:
+        assert self._collector is not None  # noqa: S101 - asked only while it runs
+        waiting = self._collector.loop.waiting_for()
+        return {
+            "Startup": "",
+            "CalicoDatastore": f"waiting for lists of {', '.join(waiting)}" if waiting else "",
+            "KubeAPIServer": "",
+        }
+
+    # --- upstream's status file ------------------------------------------------------------------------------
+
+    def _keep_status(self) -> None:
+        if not self._settings.status_file:
+            return
+        path = Path(self._settings.status_file)
+        while not self._ended.is_set():
+            document = {"Readiness": {n: {"Ready": not why, "Reason": why} for n, why in self._reasons().items()}}
+            try:
+                report.write(path, document)
+            except OSError as error:
+                log.warning("the status file %s cannot be written: %s", path, error.strerror)
+            self._ended.wait(STATUS_SECONDS)
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isdigit() or int(port) > 65535:
+        raise InvalidInput(f"--listen: {text!r} is no HOST:PORT", subject=text)
+    return host.strip("[]"), int(port)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
