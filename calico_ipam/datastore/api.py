@@ -115,6 +115,14 @@ class Snapshot:
         assert answer is None or isinstance(answer, Entry)  # noqa: S101 - a key answers with an entry, by construction
         return answer
 
+    def __contains__(self, asked: Key | Scope) -> bool:
+        """Tell whether this read asked for it."""
+        return asked in self._answers
+
+    def with_more(self, more: Snapshot) -> Snapshot:
+        """Return the answers of both reads; not of one moment any more."""
+        return Snapshot({**self._answers, **more._answers}, self.revision, self._words)
+
     def missing(self, key: Key) -> NotFound:
         """Return the error for an object that this read did not find, in the words of the backend."""
         return NotFound(str(key)) if self._words is None else self._words(key)
@@ -176,10 +184,13 @@ class Capabilities:
     ``atomic``: a commit of several writes happens as a whole or not at all. Elsewhere writes go one by one in the
     order given, and the error of a later one carries what was ``applied``. ``endpoints_are_pods``: workload endpoints
     are not stored but derived from the pods of Kubernetes, and writing one annotates its pod (datastore §9).
+    ``snapshot_reads``: a read of many things is one request, and of one moment; elsewhere each thing costs a request of
+    its own, so what is hardly ever needed is better read when it is.
     """
 
     atomic: bool
     endpoints_are_pods: bool = False
+    snapshot_reads: bool = True
 
 
 class Datastore(Protocol):

@@ -13,12 +13,13 @@ from calico_ipam.datastore.api import Entry
 from calico_ipam.engine.cap import held_instead
 from calico_ipam.engine.claim import LOST
 from calico_ipam.engine.own_blocks import BlockSource
+from calico_ipam.engine.prelude import handle_is_read_first, look_for
 from calico_ipam.engine.prepare import Family, prepare
 from calico_ipam.engine.request import Request
 from calico_ipam.engine.results import AssignedAddress, Assignments, AutoAssigned
 from calico_ipam.engine.search import BlockMap, borrow_order, order_of
 from calico_ipam.engine.transaction import Holding, write_assignment
-from calico_ipam.engine.world import RESERVATIONS, Engine, World, explain, node_key
+from calico_ipam.engine.world import RESERVATIONS, Engine, World, explain
 from calico_ipam.errors import (
     BlockLimitReached,
     BlockOwnerMismatch,
@@ -28,8 +29,8 @@ from calico_ipam.errors import (
     StoreError,
 )
 from calico_ipam.model.affinity import BlockOwner
-from calico_ipam.model.keys import Affinities, HandleKey, Key, Scope
-from calico_ipam.model.pool import LOAD_BALANCER_USE, TUNNEL
+from calico_ipam.model.keys import HandleKey, Key
+from calico_ipam.model.pool import TUNNEL
 
 log = logging.getLogger(__name__)
 
@@ -60,23 +61,17 @@ def auto_assign(engine: Engine, request: Request) -> AutoAssigned:
 
 
 def _look(engine: Engine, request: Request, versions: Sequence[int]) -> tuple[World, Holding | None]:
-    owner = request.owner
-    wanted: list[Key | Scope] = [Affinities(owner.kind, owner.host, version) for version in versions]
-    if request.use != LOAD_BALANCER_USE:
-        wanted.append(node_key(request.host))
-    if request.handle:
-        wanted.append(HandleKey(request.handle))
+    key = HandleKey(request.handle) if request.handle else None
+    more = [key] if key is not None and handle_is_read_first(engine, request.cap) else []
     try:
-        world = engine.look(*wanted, reservations=True)
+        world = look_for(engine, request, versions, *more)
     except StoreError as error:
         if error.subject == str(RESERVATIONS):
             explain(error, "failed to look up reserved IPs")
         raise
-    holding = None
-    if request.handle:
-        key = HandleKey(request.handle)
-        holding = Holding(key, world.snapshot.entry(key))
-    return world, holding
+    if key is None:
+        return world, None
+    return world, Holding(key, world.snapshot.entry(key) if key in world.snapshot else None)
 
 
 class _Job:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from calico_ipam.engine.own_blocks import BlockSource
+from calico_ipam.engine.prelude import look_for
 from calico_ipam.engine.prepare import prepare
 from calico_ipam.engine.request import Request
-from calico_ipam.engine.world import Engine, node_key
+from calico_ipam.engine.world import Engine
 from calico_ipam.model.addresses import Network
-from calico_ipam.model.keys import Affinities
 
 
 def ensure_block(engine: Engine, request: Request) -> tuple[Network | None, Network | None]:
@@ -15,9 +15,7 @@ def ensure_block(engine: Engine, request: Request) -> tuple[Network | None, Netw
     found: dict[int, Network] = {}
     versions = [v for v in (4, 6) if request.host_reserved.get(v) is not None]
     if versions:
-        owner = request.owner
-        scopes = [Affinities(owner.kind, owner.host, v) for v in versions]
-        world = engine.look(node_key(request.host), *scopes, reservations=True)
+        world = look_for(engine, request, versions)
         for version in versions:
             family = prepare(engine, request, world, version)
             block = BlockSource(engine, family, request, limited=False).next(at_least=0)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from calico_ipam.datastore.api import Delete, Entry
 from calico_ipam.engine.affinity_release import release_affinity
 from calico_ipam.engine.claim import block_of_row, claim_block
-from calico_ipam.engine.prepare import Family
+from calico_ipam.engine.prepare import Family, in_pools
 from calico_ipam.engine.request import Request
 from calico_ipam.engine.search import BlockMap, fresh_candidates, list_blocks, order_of, reclaim_candidates
 from calico_ipam.engine.world import Engine
@@ -26,12 +26,14 @@ from calico_ipam.errors import (
 )
 from calico_ipam.model.addresses import Network
 from calico_ipam.model.block import Block
-from calico_ipam.model.keys import BlockKey
+from calico_ipam.model.keys import Affinities, BlockKey, Blocks
 
 log = logging.getLogger(__name__)
 
 #: blocks read in one go; etcd allows 128 operations in a transaction
 READ_AT_ONCE = 64
+#: the same where each costs a request: it begins with one, since that nearly always has room, and doubles up to this
+SIDE_BY_SIDE = 8
 
 
 class BlockSource:
@@ -45,10 +47,12 @@ class BlockSource:
         self._family = family
         self._request = request
         self._limited = limited
-        self._own = self._owned_blocks()
+        self._own = self._owned_blocks(family.rows)
+        self._consistent = engine.store.capabilities.snapshot_reads
         self._owned = 0
         self._free = 0
         self._map: BlockMap | None = None
+        self._looked_again = False
 
     def next(self, at_least: int) -> Entry:
         """Return the next block with ``at_least`` free addresses.
@@ -58,6 +62,10 @@ class BlockSource:
         for block in self._own:
             if self._room(block.value) >= at_least:
                 return block
+        unseen = self._unseen_rows()
+        if unseen:
+            self._own = self._owned_blocks(unseen)
+            return self.next(at_least)
         config = self._family.world.config
         limit, source = config.block_limit(self._request.max_blocks)
         if self._limited and self._owned >= limit:
@@ -77,7 +85,7 @@ class BlockSource:
     def blocks(self) -> BlockMap:
         """Return all blocks of the family: listed at the first call, corrected since."""
         if self._map is None:
-            self._map = list_blocks(self._engine, self._family.version)
+            self._map = list_blocks(self._engine, self._family.version, recent=not self._consistent)
         return self._map
 
     def _fresh(self, block: Block) -> Block:
@@ -88,11 +96,27 @@ class BlockSource:
 
     # --- blocks of our own ---------------------------------------------------------------------------------
 
-    def _owned_blocks(self) -> Iterator[Entry]:
+    def _unseen_rows(self) -> tuple[Entry, ...]:
+        """Return rows of ours that the first list did not show, before another block is claimed (prelude.py).
+
+        A host without any row is not asked again: what it may have claimed a moment ago is what it would claim now.
+        """
+        if self._looked_again or not self._family.rows or self._consistent:
+            return ()
+        self._looked_again = True
+        owner, known = self._request.owner, {row.cidr for row in self._family.rows}
+        listing = self._engine.store.list(Affinities(owner.kind, owner.host, self._family.version))
+        return tuple(row for row in listing if row.cidr not in known and in_pools(self._family.pools, row))
+
+    def _batches(self, rows: Sequence[Entry]) -> Iterator[Sequence[Entry]]:
+        start, size = 0, READ_AT_ONCE if self._consistent else 1
+        while start < len(rows):
+            yield rows[start : start + size]
+            start, size = start + size, size if self._consistent else min(2 * size, SIDE_BY_SIDE)
+
+    def _owned_blocks(self, rows: Sequence[Entry]) -> Iterator[Entry]:
         """Yield our blocks; count them only once they are known to be ours (limit L17)."""
-        rows = self._family.rows
-        for start in range(0, len(rows), READ_AT_ONCE):
-            batch = rows[start : start + READ_AT_ONCE]
+        for batch in self._batches(rows):
             try:
                 snapshot = self._engine.store.read(*(BlockKey(row.cidr) for row in batch))
             except StoreError as error:
@@ -124,8 +148,21 @@ class BlockSource:
     # --- new blocks ----------------------------------------------------------------------------------------
 
     def _claim(self, at_least: int) -> Entry:
-        """Claim the first free place, or else the first empty block of somebody else (§10.6)."""
-        blocks, engine = self.blocks(), self._engine
+        """Claim the first free place, or else the first empty block of somebody else (§10.6).
+
+        Raises NoFreeBlocks only after a list that shows everything as it is now.
+        """
+        try:
+            return self._claim_from(self.blocks(), at_least)
+        except NoFreeBlocks:
+            if self._consistent:
+                raise
+        self._consistent = True
+        self._map = self.blocks().renewed(self._engine.store.list(Blocks(self._family.version)))
+        return self._claim_from(self._map, at_least)
+
+    def _claim_from(self, blocks: BlockMap, at_least: int) -> Entry:
+        engine = self._engine
         reservations, config = self._family.reservations, self._family.world.config
         orders = [order_of(pool, self._request.host, engine) for pool in self._family.pools]
         if not orders:

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from calico_ipam.datastore.api import Entry
 from calico_ipam.engine.affinity_release import release_affinity
+from calico_ipam.engine.prelude import rows_of
 from calico_ipam.engine.request import Request
 from calico_ipam.engine.world import Engine, World, node_key
 from calico_ipam.errors import Conflict, InvalidInput, IPAMError, NoQualifiedPool, RefusedError
 from calico_ipam.model.addresses import Network
 from calico_ipam.model.affinity import BlockOwner
-from calico_ipam.model.keys import Affinities
 from calico_ipam.model.pool import LOAD_BALANCER_USE, Pool, PoolChoice, choose_pools, max_prefix_length, pool_for
 from calico_ipam.model.reservation import Reservations
 
@@ -63,10 +63,10 @@ def prepare(engine: Engine, request: Request, world: World, version: int) -> Fam
             hint="; ".join(f"pool {p.name} allows {', '.join(p.allowed_uses)}" for p in choice.matching),
         )
     owner = request.owner
-    rows = [e for e in world.snapshot.listing(Affinities(owner.kind, owner.host, version)) if not e.value.deleted]
-    usable = tuple(e for e in rows if _holds(pools, e))
+    rows = [e for e in world.snapshot.listing(rows_of(request, version)) if not e.value.deleted]
+    usable = tuple(e for e in rows if in_pools(pools, e))
     for row in rows:
-        if row not in usable and not _holds(choice.matching, row) and _unselected(choice, row, labels):
+        if row not in usable and not in_pools(choice.matching, row) and _unselected(choice, row, labels):
             _give_back(engine, owner, row.cidr)
     return Family(version, world, pools, usable)
 
@@ -75,6 +75,8 @@ def _node_labels(request: Request, world: World) -> dict[str, str]:
     if request.use == LOAD_BALANCER_USE:
         return {}  # a synthetic node without labels
     key = node_key(request.host)
+    if key not in world.snapshot:
+        return {}  # labels decide nothing here (prelude.py)
     node = world.snapshot.entry(key)
     if node is None:
         error = world.snapshot.missing(key)
@@ -87,7 +89,8 @@ def _node_labels(request: Request, world: World) -> dict[str, str]:
     return labels
 
 
-def _holds(pools: tuple[Pool, ...], row: Entry) -> bool:
+def in_pools(pools: tuple[Pool, ...], row: Entry) -> bool:
+    """Tell whether the block of an affinity row lies in one of the pools."""
     return pool_for(pools, row.cidr.network_address) is not None
 
 

@@ -45,6 +45,12 @@ class BlockMap:
         if isinstance(damaged.key, BlockKey):
             self._entries[damaged.key.cidr] = None
 
+    def renewed(self, listing: Listing) -> BlockMap:
+        """Return the map of a newer list; what was tried in this call is not offered again."""
+        newer = BlockMap(listing)
+        newer._tried = self._tried
+        return newer
+
     def forget(self, cidr: Network) -> None:
         """Note that a block is gone."""
         self._entries.pop(cidr, None)
@@ -69,9 +75,9 @@ class BlockMap:
         return self._entries.keys()
 
 
-def list_blocks(engine: Engine, version: int) -> BlockMap:
-    """List the blocks of a family, damaged ones included."""
-    return BlockMap(engine.store.list(Blocks(version)))
+def list_blocks(engine: Engine, version: int, *, recent: bool = False) -> BlockMap:
+    """List the blocks of a family, damaged ones included; ``recent``: see :class:`Blocks`."""
+    return BlockMap(engine.store.list(Blocks(version, recent)))
 
 
 @dataclass(frozen=True, slots=True)

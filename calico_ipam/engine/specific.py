@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from calico_ipam.datastore.api import Entry, Update
 from calico_ipam.engine.cap import held_addresses
 from calico_ipam.engine.claim import LOST, claim_block
+from calico_ipam.engine.prelude import handle_is_read_first
 from calico_ipam.engine.request import owner_for
 from calico_ipam.engine.transaction import Holding, write_assignment
 from calico_ipam.engine.world import Engine, World
@@ -44,13 +45,13 @@ def assign_ip(engine: Engine, request: SpecificRequest) -> None:
     """Assign the address. Raises InvalidInput (no pool, use not allowed), AlreadyExists, RefusedError."""
     if request.handle:
         check_handle(request.handle)
-    world = engine.look(*([HandleKey(request.handle)] if request.handle else []))
+    key = HandleKey(request.handle) if request.handle else None
+    world = engine.look(*([key] if key is not None and handle_is_read_first(engine, request.cap) else []))
     pool = _pool(world, request)
     cidr = pool.block_of(request.address)
     holding = None
-    if request.handle:
-        key = HandleKey(request.handle)
-        holding = Holding(key, world.snapshot.entry(key))
+    if key is not None:
+        holding = Holding(key, world.snapshot.entry(key) if key in world.snapshot else None)
     for attempt in engine.retry.tries(f"assigning {request.address}"):
         row, stored, holding = _read(engine, request.owner, cidr, holding, again=attempt > 0)
         try:

@@ -100,6 +100,10 @@ class World:
     reservations: Reservations
     snapshot: Snapshot
 
+    def with_more(self, more: Snapshot) -> World:
+        """Return the same world with what another read found."""
+        return replace(self, snapshot=self.snapshot.with_more(more))
+
     @property
     def enabled(self) -> list[Pool]:
         """Pools that new addresses may come from, both families."""

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from calico_ipam.model.addresses import Network
 from calico_ipam.model.affinity import BlockOwner
@@ -67,18 +67,27 @@ Key = BlockKey | AffinityKey | HandleKey | ConfigKey | HostKey | ResourceKey
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """All blocks, or those of one family."""
+    """All blocks, or those of one family.
+
+    ``recent``: a list that may be a moment old will do, where the store has a cheaper one; for decisions that a
+    compare-and-swap protects.
+    """
 
     version: int | None = None
+    recent: bool = field(default=False, compare=False)  # how to read, not what
 
 
 @dataclass(frozen=True, slots=True)
 class Affinities:
-    """Affinity rows: of one kind, one host, one family; ``None`` means any (host *and* virtual, datastore §14.9)."""
+    """Affinity rows: of one kind, one host, one family; ``None`` means any (host *and* virtual, datastore §14.9).
+
+    ``recent``: as of :class:`Blocks`.
+    """
 
     kind: str | None = None
     host: str | None = None
     version: int | None = None
+    recent: bool = field(default=False, compare=False)  # how to read, not what
 
 
 @dataclass(frozen=True, slots=True)

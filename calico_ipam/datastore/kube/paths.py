@@ -134,11 +134,11 @@ def pod_of(endpoint: str) -> str:
 def collection_of(scope: Scope, group: Group) -> Collection:
     """Return the list that a scope means. The caller still filters: selectors are only a sieve."""
     match scope:
-        case Blocks():
-            return Collection("IPAMBlock", _collection("ipamblocks", group))
-        case Affinities(kind, host, version):
+        case Blocks(recent=recent):
+            return Collection("IPAMBlock", _collection("ipamblocks", group), _cached(recent))
+        case Affinities(kind, host, version, recent):
             selector = names.affinity_selector(kind=kind, host=host, version=version)
-            query = {"labelSelector": selector} if selector else {}
+            query = ({"labelSelector": selector} if selector else {}) | _cached(recent)
             return Collection("BlockAffinity", _collection("blockaffinities", group), query)
         case Handles():
             return Collection("IPAMHandle", _collection("ipamhandles", group))
@@ -152,6 +152,11 @@ def collection_of(scope: Scope, group: Group) -> Collection:
             return Collection(kind, _collection(_KINDS[kind], group))
         case _:
             raise NotSupported("List", str(scope), "the Kubernetes datastore has no such objects")
+
+
+def _cached(recent: bool) -> dict[str, str]:
+    """Return the query that lets the API server answer from its cache instead of reading every object from etcd."""
+    return {"resourceVersion": "0"} if recent else {}
 
 
 def _collection(plural: str, group: Group) -> str:

@@ -84,7 +84,7 @@ class KubernetesStore(Datastore):
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(atomic=False, endpoints_are_pods=True)
+        return Capabilities(atomic=False, endpoints_are_pods=True, snapshot_reads=False)
 
     @property
     def api(self) -> KubeApi:
@@ -172,6 +172,8 @@ class KubernetesStore(Datastore):
         """Return all items of a list, page by page; when a continuation expired, all at once instead (datastore §5)."""
         items: list[Mapping[str, Any]] = []
         query = {**collection.query, "limit": str(PAGE)}
+        if query.get("resourceVersion") == "0":
+            del query["limit"]  # the cache answers with everything anyway, and some releases would not use it
         while True:
             try:
                 found = self._call(Request("GET", collection.path, query, verb="list"))
