@@ -59,6 +59,7 @@ def connect(settings: Settings) -> Connection:
     configuration = Configuration()
     _load(settings, configuration)
     _override(settings, configuration)
+    _keep_overridden(settings, configuration)
     _check_files(settings, configuration)
     if not configuration.verify_ssl:
         _hush_warnings()
@@ -174,6 +175,21 @@ def _override(settings: Settings, configuration: Any) -> None:
         configuration.refresh_api_key_hook = None
     if settings.k8s_insecure_skip_tls_verify:
         configuration.verify_ssl = False
+
+
+def _keep_overridden(settings: Settings, configuration: Any) -> None:
+    """Repeat the overrides whenever the official client reads its file again, which it does before every request."""
+    refresh = configuration.refresh_api_key_hook
+    if refresh is None:
+        return
+
+    def refresh_and_override(current: Any) -> None:
+        refresh(current)
+        _override(settings, current)
+        if current.refresh_api_key_hook is not None:
+            current.refresh_api_key_hook = refresh_and_override
+
+    configuration.refresh_api_key_hook = refresh_and_override
 
 
 def _check_files(settings: Settings, configuration: Any) -> None:
