@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
+from tests.etcd_tools import Etcd
 from tests.golden.library_summary import summary
+
+
+@pytest.fixture(scope="session")
+def etcd() -> Iterator[Etcd]:
+    """One real etcd for all recordings of a worker; each begins with an empty one."""
+    with Etcd() as running:
+        yield running
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

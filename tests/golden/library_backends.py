@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from calico_ipam.datastore.documents import DocumentStore, RawWrite
+from calico_ipam.datastore.etcd import EtcdStore
 from calico_ipam.datastore.paths import PathRange, path_of
 from calico_ipam.model.keys import Key
 from tests.cluster import memory_folder
+from tests.etcd_tools import Etcd
 from tests.golden.library_kube_bench import KubeBench, RealKubeStore
 from tests.golden.library_scenario import State, exact_text, parsed
 from tests.golden.replay import Bench
@@ -44,7 +46,7 @@ STORES: Mapping[str, Callable[[Path], DocumentStore]] = {"sqlite": _sqlite, "mem
 
 #: datastore type of a recording -> benches that it is replayed on
 BENCHES: Mapping[str, tuple[str, ...]] = {
-    "etcdv3": ("sqlite",),
+    "etcdv3": ("sqlite", "etcd"),
     "kubernetes": ("kubernetes", "kubernetes-memory"),
 }
 #: the same -> the quickest of its kind, where a test needs many
@@ -114,16 +116,26 @@ def quick_bench(backend: str) -> Bench:
 
 
 @contextmanager
-def open_bench(name: str, server: Callable[[], KubeServer] | None = None) -> Iterator[Bench]:
-    """Yield an empty bench; its files live in memory and go away. ``server`` gives the API server where one is needed."""
+def open_bench(name: str, fixture: Callable[[str], Any] | None = None) -> Iterator[Bench]:
+    """Yield an empty bench; its files live in memory and go away. ``fixture`` gives a server by its fixture's name."""
     if name == "kubernetes-memory":
         yield KubeBench(name, MemoryKubeStore())
         return
     if name == "kubernetes":
-        assert server is not None, "this bench needs an API server"
-        running = server()
+        assert fixture is not None, "this bench needs an API server"
+        running: KubeServer = fixture("kube")
         running.clear()
         bench = KubeBench(name, RealKubeStore(running.settings()))
+        try:
+            yield bench
+        finally:
+            bench.close()
+        return
+    if name == "etcd":
+        assert fixture is not None, "this bench needs an etcd"
+        etcd: Etcd = fixture("etcd")
+        etcd.clear()
+        bench = DocumentBench(name, EtcdStore(etcd.settings()))
         try:
             yield bench
         finally:

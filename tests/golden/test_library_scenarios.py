@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +50,7 @@ def test_replay(
     bench_name: str, path: Path, request: pytest.FixtureRequest, record_property: pytest.RecordProperty
 ) -> None:
     scenario = load_scenario(path, name_of(path))
-    with open_bench(bench_name, partial(request.getfixturevalue, "kube")) as bench:
+    with open_bench(bench_name, request.getfixturevalue) as bench:
         report = replay(scenario, bench, EXCEPTIONS)
     for limits in report.excepted.values():
         for limit in limits:
