@@ -78,7 +78,7 @@ def check_pool(engine: Engine, request: PoolRequest) -> Resource:
     stored = next((entry.value for entry in pools if entry.key == key), None)
     if stored is not None:
         raise _exists(stored)
-    check_existing_blocks(request, cidr, _block_cidrs(snapshot.listing(Blocks())))
+    check_existing_blocks(request, cidr, block_cidrs(snapshot.listing(Blocks())))
     return request.resource(cidr)
 
 
@@ -235,7 +235,8 @@ def _exists(stored: Resource) -> AlreadyExists:
     )
 
 
-def _block_cidrs(listing: Listing) -> Iterator[Network]:
+def block_cidrs(listing: Listing) -> Iterator[Network]:
+    """Yield the CIDR of every block, those that cannot be read included."""
     for entry in listing:
         yield entry.value.cidr
     for damaged in listing.damaged:

@@ -6,12 +6,13 @@ Upstream's texts are kept, because scripts and people know them; the way out is 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from calico_ipam.errors import InvalidInput
 from calico_ipam.model.addresses import Network, make_network, overlaps, parse_network
+from calico_ipam.model.metadata_rules import annotation_rules, label_rules, name_rules
 from calico_ipam.model.pool import (
     AUTOMATIC,
     BLOCK_SIZE_RANGE,
@@ -22,7 +23,7 @@ from calico_ipam.model.pool import (
     WORKLOAD,
     Pool,
 )
-from calico_ipam.model.resource import IP_POOL, Resource
+from calico_ipam.model.resource import IP_POOL, Resource, mapping
 from calico_ipam.model.selector import parse_selector
 
 ALLOWED_USES = (WORKLOAD, TUNNEL, LOAD_BALANCER_USE)
@@ -32,9 +33,6 @@ ENCAPSULATION_MODES = (NEVER, "Always", "CrossSubnet")
 
 _CIDR_FIELD = "IPPool.Spec.CIDR"
 _LINK_LOCAL = {4: "169.254.0.0/16", 6: "fe80::/10"}
-_DNS_1123 = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
-_SUBDOMAIN = re.compile(rf"{_DNS_1123}(\.{_DNS_1123})*")
-_LONGEST_NAME = 253
 _LONGEST_CIDR = 48
 _LONGEST_SELECTOR = 1024
 _MOST_USES = 10
@@ -80,6 +78,29 @@ class PoolRequest:
     disable_bgp_export: bool = False
     ipip_mode: str = NEVER
     vxlan_mode: str = NEVER
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any]) -> PoolRequest:
+        """Return what an IPPool document asks for."""
+        spec, metadata = mapping(document.get("spec")), mapping(document.get("metadata"))
+        return cls(
+            name=str(metadata.get("name") or ""),
+            cidr=str(spec.get("cidr") or ""),
+            block_size=int(spec.get("blockSize") or 0),
+            node_selector=str(spec.get("nodeSelector") or "all()"),
+            namespace_selector=str(spec.get("namespaceSelector") or ""),
+            allowed_uses=tuple(spec.get("allowedUses") or ()),
+            assignment_mode=str(spec.get("assignmentMode") or AUTOMATIC),
+            disabled=spec.get("disabled") is True,
+            nat_outgoing=spec.get("natOutgoing") is True,
+            disable_bgp_export=spec.get("disableBGPExport") is True,
+            ipip_mode=str(spec.get("ipipMode") or NEVER),
+            vxlan_mode=str(spec.get("vxlanMode") or NEVER),
+            labels=dict(mapping(metadata.get("labels"))),
+            annotations=dict(mapping(metadata.get("annotations"))),
+        )
 
     @property
     def uses(self) -> tuple[str, ...]:
@@ -109,7 +130,7 @@ class PoolRequest:
             "assignmentMode": self.assignment_mode,
         }
         kept = {key: value for key, value in spec.items() if value is not False and value != ""}
-        return Resource.new(IP_POOL, self.name, kept)
+        return Resource.new(IP_POOL, self.name, kept, labels=self.labels, annotations=self.annotations)
 
 
 def default_pool_name(cidr: str) -> str:
@@ -191,7 +212,7 @@ def _cidr_rules(request: PoolRequest, cidr: Network, existing: Iterable[Pool]) -
 
 
 def _field_rules(request: PoolRequest) -> Iterator[Violation]:
-    for field, option, text in (
+    for title, option, text in (
         ("NodeSelector", "--node-selector", request.node_selector),
         ("NamespaceSelector", "--namespace-selector", request.namespace_selector),
     ):
@@ -199,9 +220,9 @@ def _field_rules(request: PoolRequest) -> Iterator[Violation]:
             parse_selector(text or "all()")
         except InvalidInput as error:
             yield Violation(
-                field,
+                title,
                 text,
-                f"Reason: failed to validate Field: {field} because of Tag: selector ",
+                f"Reason: failed to validate Field: {title} because of Tag: selector ",
                 f"{option} does not parse: {error}. Examples: all(), zone == 'a', has(rack) && !has(gpu).",
             )
     for use in request.allowed_uses:
@@ -209,14 +230,8 @@ def _field_rules(request: PoolRequest) -> Iterator[Violation]:
             yield Violation(
                 "IPPool.Spec.AllowedUses", use, f"unknown use: {use}", f"Choose from {', '.join(ALLOWED_USES)}."
             )
-    if len(request.name) > _LONGEST_NAME or not _SUBDOMAIN.fullmatch(request.name):
-        yield Violation(
-            "Metadata.Name",
-            request.name,
-            "name must consist of lower case alphanumeric characters, '-' or '.' "
-            rf"(regex: {_DNS_1123}(\.{_DNS_1123})*)",
-            f"Use lower-case letters, digits, '-' and '.', at most {_LONGEST_NAME} characters.",
-        )
+    for broken in (*name_rules(request.name), *label_rules(request.labels), *annotation_rules(request.annotations)):
+        yield Violation(broken.field, broken.value, broken.reason, broken.hint)
 
 
 def _schema_rules(request: PoolRequest, cidr: Network) -> Iterator[Violation]:
@@ -253,14 +268,14 @@ def _size_rules(request: PoolRequest, cidr: Network) -> Iterator[tuple[str, str]
 
 
 def _mode_rules(request: PoolRequest, cidr: Network) -> Iterator[tuple[str, str]]:
-    for field, value, supported in (
+    for title, value, supported in (
         ("ipipMode", request.ipip_mode, ENCAPSULATION_MODES),
         ("vxlanMode", request.vxlan_mode, ENCAPSULATION_MODES),
         ("assignmentMode", request.assignment_mode, ASSIGNMENT_MODES),
     ):
         if value not in supported:
             names = ", ".join(f'"{name}"' for name in supported)
-            yield f"supported values: {names}", f"{field} cannot be {value!r}."
+            yield f"supported values: {names}", f"{title} cannot be {value!r}."
     if request.ipip_mode != NEVER and request.vxlan_mode != NEVER:
         yield "ipipMode and vxlanMode cannot both be enabled", "Set one of them to Never."
     if cidr.version == 6 and request.ipip_mode != NEVER:
@@ -292,15 +307,59 @@ def _use_rules(request: PoolRequest) -> Iterator[tuple[str, str]]:
 
 
 def _text_rules(request: PoolRequest) -> Iterator[tuple[str, str]]:
-    for field, text in (("nodeSelector", request.node_selector), ("namespaceSelector", request.namespace_selector)):
+    for title, text in (("nodeSelector", request.node_selector), ("namespaceSelector", request.namespace_selector)):
         if "global(" in text:
-            yield f"global() selector is not valid for IPPool {field}", "Leave global() out."
+            yield f"global() selector is not valid for IPPool {title}", "Leave global() out."
         if len(text) > _LONGEST_SELECTOR:
-            yield f"spec.{field} in body should be at most {_LONGEST_SELECTOR} chars long", "Shorten the selector."
+            yield f"spec.{title} in body should be at most {_LONGEST_SELECTOR} chars long", "Shorten the selector."
     if len(request.cidr) > _LONGEST_CIDR:
         yield f"spec.cidr in body should be at most {_LONGEST_CIDR} chars long", "Write the CIDR in its short form."
     if len(request.allowed_uses) > _MOST_USES:
         yield f"spec.allowedUses in body should have at most {_MOST_USES} items", "Name each use once."
+
+
+def check_changed_pool(request: PoolRequest, stored: Resource) -> Network:
+    """Return the masked CIDR of a pool that is to replace ``stored`` (cli §9.2 rules 1 to 6 and 8 to 10).
+
+    Raises InvalidInput.
+    """
+    cidr = _cidr(request)
+    if LOAD_BALANCER_USE in (stored.spec.get("allowedUses") or ()) and set(request.uses) != {LOAD_BALANCER_USE}:
+        broken = Violation(
+            "IPPool.Spec.AllowedUses",
+            f"[{' '.join(request.uses)}]",
+            "IPPool allowed use cannot be changed from LoadBalacer to Workload or Tunnel",
+            "Make another pool for workloads.",
+        )
+        raise refusal([broken], f"{IP_POOL}({request.name})")
+    stages = (_change_rules(request, cidr, stored), _field_rules(request), _schema_rules(request, cidr))
+    for stage in stages:
+        found = list(stage)
+        if found:
+            raise refusal(found, f"{IP_POOL}({request.name})")
+    return cidr
+
+
+def _change_rules(request: PoolRequest, cidr: Network, stored: Resource) -> Iterator[Violation]:
+    before = str(stored.spec.get("cidr") or "")
+    try:
+        same = before == str(cidr) or parse_network(before) == cidr
+    except InvalidInput:
+        same = False
+    if not same:
+        yield Violation(
+            _CIDR_FIELD, str(cidr), "IPPool CIDR cannot be modified", f"Pool {request.name} has {before}; make a new pool."
+        )
+    version = parse_network(before).version if same else cidr.version
+    size = int(stored.spec.get("blockSize") or 0) or DEFAULT_BLOCK_SIZE[version]
+    if request.block_prefix(cidr) != size:
+        yield Violation(
+            "IPPool.Spec.BlockSize",
+            str(request.block_prefix(cidr)),
+            "IPPool BlockSize cannot be modified",
+            f"Pool {request.name} has blocks of /{size}; 'ipamctl pool resize' changes them safely.",
+        )
+    yield from _cidr_rules(request, cidr, ())
 
 
 def ula_network(random_bits: int) -> Network:

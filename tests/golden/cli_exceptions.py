@@ -21,6 +21,7 @@ class Beaten:
     applies: Callable[[Step], bool]
     ours: Callable[[Step, Result], bool]
     restores: bool = True
+    sometimes: bool = False  #: what a step shows does not tell whether ours differs; elsewhere an entry must be needed
 
 
 #: commands that are not built yet
@@ -135,6 +136,11 @@ CHECK = (
         lambda s, r: r.stdout == s.stdout and r.exit_code == 1 and "No such file or directory" in r.stderr,
     ),
     Beaten(
+        "cli 18.1: IPv6 tunnel addresses are reported as unused",
+        lambda s: _has_report(s) and "ipv6VXLANTunnelAddr" in str(s.case["setup"]),
+        lambda _s, r: "Found 2 node tunnel IPs." in r.stdout and "vxlan-v6" not in str(r.changed),
+    ),
+    Beaten(
         "cli 18.2: addresses that Windows keeps are reported as unused",
         lambda s: "windows-reserved-ipam-handle" in str(s.case["setup"]) and _has_report(s),
         _windows_in_use,
@@ -190,6 +196,7 @@ RELEASE = (
         "cli 18.14: one stale address keeps its whole block",
         lambda s: _is(s, "ipam", "release") and "An error occurred while releasing some IPs" in s.stdout,
         _released_more,
+        sometimes=True,
     ),
     Beaten(
         "cli 18.1, 18.2: addresses of Windows and IPv6 tunnels are released",

@@ -68,6 +68,7 @@ class Step:
     number: int
     where: str
     known: Known = field(default=lambda _: None)
+    before: Mapping[str, Any] = field(default_factory=dict)  #: what was stored
     held: bool = False  #: somebody holds the address that is asked for, wherever its block is
 
     @property
@@ -115,6 +116,7 @@ def run(case: Mapping[str, Any], bench: Bench, voice: str, folder: Path) -> Iter
             text = content if isinstance(content, str) else json.dumps(content)
             (folder / name).write_text(expand(text, now))
         before = bench.state()
+        step.before = before
         step.held = is_held(before, wanted_address(step.argv))
         seen: dict[str, set[str]] = {}
         ours = _call(step, bench, now, folder, before)

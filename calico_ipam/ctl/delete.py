@@ -1,0 +1,136 @@
+"""``ipamctl delete``: resources by name or file (cli §8.3, §9.3, §12)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from calico_ipam.ctl.commands import Mirrored
+from calico_ipam.ctl.failures import Told
+from calico_ipam.ctl.output import say
+from calico_ipam.ctl.session import Session, common_options, confirm, pass_session
+from calico_ipam.errors import IPAMError, NotFound
+
+if TYPE_CHECKING:
+    from calico_ipam.engine.resources import Resources
+
+Target = tuple[str, str, str, str]  # kind, name, namespace, revision
+
+
+@click.command(cls=Mirrored)
+@click.argument("words", nargs=-1, metavar="[KIND NAME...]")
+@click.option("-f", "--filename", "files", multiple=True, metavar="FILE", help="Delete the resources that FILE names.")
+@click.option("-R", "--recursive", is_flag=True, help="Look into sub-folders.")
+@click.option("--skip-empty", is_flag=True, help="A file without resources is no failure.")
+@click.option("-s", "--skip-not-exists", is_flag=True, help="A resource that does not exist is no failure.")
+@click.option("-n", "--namespace", metavar="NAME", help="The namespace of namespaced resources. Default: default.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--dry-run", is_flag=True, help="Show what would happen and write nothing.")
+@common_options
+@pass_session
+def delete(
+    session: Session,
+    /,
+    words: tuple[str, ...],
+    files: tuple[str, ...],
+    skip_not_exists: bool,
+    yes: bool,
+    dry_run: bool,
+    **more: Any,
+) -> None:
+    """Delete resources.
+
+    A node takes its endpoints, addresses and blocks with it; addresses of a pool stay with their holders.
+    """
+    if not words and not files:
+        raise click.UsageError("Say what to delete: KIND NAME, or -f FILE.", click.get_current_context())
+    targets = _targets(session, words, files, more)
+    if targets is None:
+        return
+    from calico_ipam.ctl.get import resources_of
+
+    resources = resources_of(session, writes=not dry_run)
+    if session.for_people or dry_run:
+        _plan(session, targets)
+        if dry_run:
+            return
+        confirm(session, "Delete?", assume_yes=yes, refusal="nothing was deleted.")
+    _delete(session, resources, targets, skip_not_exists=skip_not_exists)
+
+
+def _targets(
+    session: Session, words: tuple[str, ...], files: tuple[str, ...], more: dict[str, Any]
+) -> list[Target] | None:
+    namespace = more["namespace"]
+    if files:
+        from calico_ipam.ctl.write import documents_of
+        from calico_ipam.engine.resources import identity
+
+        documents = documents_of(session, files, more)
+        if documents is None:
+            return None
+        return [(*identity(each), str(each["metadata"].get("resourceVersion") or "")) for each in documents]
+    from calico_ipam.ctl.get import known_kind
+
+    kind = known_kind(session, words[0])
+    if kind.ours:
+        raise Told(
+            f"a {kind.name} cannot be deleted by hand",
+            hint="'ipamctl ipam repair' removes what is stray; 'ipamctl ipam release' frees addresses.",
+        )
+    if namespace and not kind.namespaced:
+        raise Told(f"{kind.name} is not namespaced", hint="Leave -n out.")
+    names = words[1:] or ("",)
+    where = (namespace or "default") if kind.namespaced else ""
+    for name in names:
+        if not name and (words[1:] or not session.compat):
+            raise Told("resource name may not be empty", hint=f"Say which: ipamctl delete {words[0]} NAME")
+    return [(kind.name, name, where, "") for name in names]
+
+
+def _plan(session: Session, targets: list[Target]) -> None:
+    """Say what goes, and what goes with it."""
+    for kind, name, _, _ in targets:
+        more = ""
+        try:
+            if kind == "Node":
+                from calico_ipam.engine.nodes import plan_node
+
+                plan = plan_node(session.engine, name)
+                more = f": releases {len(plan.addresses)} addresses, removes {len(plan.endpoints)} endpoints, gives up its blocks"
+            elif kind == "IPPool":
+                from calico_ipam.engine.resources import in_use
+
+                use = in_use(session.engine, name)
+                more = f": {use}; they stay, in blocks of no pool" if use else ": no address in use"
+        except IPAMError as error:
+            more = f": {error}"
+        say(f"{kind} {name}{more}")
+
+
+def _delete(session: Session, resources: Resources, targets: list[Target], *, skip_not_exists: bool) -> None:
+    errors: list[tuple[str, IPAMError]] = []
+    deleted = 0
+    for kind, name, namespace, revision in targets:
+        try:
+            if not name:
+                raise NotFound(f"{kind}({name})")
+            resources.delete(kind, name, namespace, revision)
+        except NotFound as error:
+            if not skip_not_exists:
+                errors.append((kind, error))
+                continue
+        except IPAMError as error:
+            errors.append((kind, error))
+            continue
+        deleted += 1
+    kinds = {kind for kind, *_ in targets}
+    noun = f"'{targets[0][0]}' " if len(kinds) == 1 else ""
+    if not errors:
+        say(f"Successfully deleted {deleted} {noun}resource(s)")
+        return
+    if deleted:
+        say(f"Partial success: deleted the first {deleted} out of {len(targets)} {noun}resources:")
+    hints = "\n".join(dict.fromkeys(error.hint for _, error in errors if error.hint))
+    raise Told("".join(f"Failed to delete '{kind}' resource: {error}\n" for kind, error in errors), hint=hints)

@@ -1,0 +1,178 @@
+"""Resources from files, folders and standard input (cli §8.1)."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from calico_ipam.ctl.failures import Told
+from calico_ipam.ctl.kinds import KINDS
+from calico_ipam.errors import InvalidInput
+from calico_ipam.model.resource_schema import SCHEMAS, UnknownField, WrongType, checked
+
+LONGEST = 10 * 1024 * 1024  # bytes of one document
+_SUFFIXES = (".yaml", ".yml", ".json")
+
+
+class NothingThere(Told):
+    """A file or folder holds no resource."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a document stands."""
+
+    name: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.name}, line {self.line}"
+
+
+def read_resources(path: str, *, recursive: bool) -> list[dict[str, Any]]:
+    """Return the documents of a file, a folder or ``-``, each checked against the fields of its kind.
+
+    Raises NothingThere, Told, OSError.
+    """
+    if path != "-" and os.path.isdir(path):  # noqa: PTH112 - pathlib is not needed otherwise, and costs 7 ms
+        found = [document for name in _files(path, recursive=recursive) for document in _file(name)]
+        if not found:
+            raise NothingThere(f"no resources specified in directory {path}")
+        return found
+    found = _file(path)
+    if not found:
+        raise NothingThere(f"no resources specified in file {path}", hint="The file holds no document.")
+    return found
+
+
+def _files(folder: str, *, recursive: bool) -> Iterator[str]:
+    for entry in sorted(os.scandir(folder), key=lambda each: each.name):
+        if entry.is_dir():
+            if recursive:
+                yield from _files(entry.path, recursive=True)
+        elif entry.name.lower().endswith(_SUFFIXES):
+            yield entry.path
+
+
+def _file(path: str) -> list[dict[str, Any]]:
+    if path == "-":
+        name, text = "standard input", _stdin()
+    else:
+        name = path
+        try:
+            with open(path, encoding="utf-8") as file:  # noqa: PTH123 - as above
+                text = file.read()
+        except FileNotFoundError:
+            raise Told(f"open {path}: no such file or directory", hint="Name an existing file or folder.") from None
+        except UnicodeDecodeError:
+            raise Told(f"{path} is no text in UTF-8", hint="Resources are YAML or JSON.") from None
+    return [document for source, part in _parts(name, text) for document in _documents(source, part)]
+
+
+def _stdin() -> str:
+    try:
+        return click.get_text_stream("stdin", encoding="utf-8", errors="strict").read()
+    except (UnicodeDecodeError, ValueError, OSError):
+        raise Told("standard input is closed or no text", hint="Pipe YAML or JSON into it.") from None
+
+
+def _parts(name: str, text: str) -> Iterator[tuple[Source, str]]:
+    """Yield the documents of a text, which lines that begin with three dashes separate."""
+    lines: list[str] = []
+    first = 1
+    for number, line in enumerate(text.splitlines(keepends=True), 1):
+        if line.startswith("---"):
+            yield Source(name, first), "".join(lines)
+            lines, first = [], number + 1
+        else:
+            lines.append(line)
+    yield Source(name, first), "".join(lines)
+
+
+def _documents(source: Source, text: str) -> Iterator[dict[str, Any]]:
+    if len(text.encode()) > LONGEST:
+        raise Told(f"{source}: the document is longer than {LONGEST} bytes", hint="Split it.")
+    content = _parsed(source, text)
+    if content is None:
+        return
+    for item in content if isinstance(content, list) else [content]:
+        yield from _resources(source, item)
+
+
+def _parsed(source: Source, text: str) -> Any:
+    if text.lstrip()[:1] in ("{", "["):
+        try:
+            return json.loads(text)
+        except ValueError as error:
+            reason = f"{source.name}, line {source.line + getattr(error, 'lineno', 1) - 1}: {error}"
+            raise Told(f"failed to execute command: {reason}", hint="The file is no valid JSON.") from None
+    import yaml
+
+    try:
+        return yaml.load(text, Loader=_loader())
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = source.line + (mark.line if mark is not None else 0)
+        problem = getattr(error, "problem", None) or str(error)
+        raise Told(
+            f"failed to execute command: error converting YAML to JSON: yaml: line {line}: {problem}",
+            hint=f"{source.name} is no valid YAML there.",
+        ) from None
+
+
+def _loader() -> Any:
+    """Return a loader that keeps times as texts and refuses a key that stands twice in one mapping."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+            seen = set()
+            for key, _ in node.value:
+                if key.value in seen:
+                    raise yaml.constructor.ConstructorError(
+                        None, None, f'key "{key.value}" already set in map', key.start_mark
+                    )
+                seen.add(key.value)
+            return dict(super().construct_mapping(node, deep))
+
+    Loader.yaml_implicit_resolvers = {
+        first: [(tag, expression) for tag, expression in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+    return Loader
+
+
+def _resources(source: Source, item: Any) -> Iterator[dict[str, Any]]:
+    if not isinstance(item, Mapping):
+        raise Told(
+            f"{source}: a resource must be a mapping with apiVersion, kind and metadata", hint="Write 'kind: IPPool' and so on."
+        )
+    kind, version = str(item.get("kind") or ""), str(item.get("apiVersion") or "")
+    if kind.endswith("List") and "items" in item:
+        for each in item["items"] or ():
+            yield from _resources(source, each)
+        return
+    if kind not in SCHEMAS or version != "projectcalico.org/v3":
+        raise unknown_kind(kind, version)
+    try:
+        yield checked(kind, dict(item))
+    except UnknownField:
+        raise
+    except WrongType as error:
+        raise Told(f"failed to execute command: {error}", hint=f"{source}: {error.hint}") from None
+
+
+def unknown_kind(kind: str, version: str) -> InvalidInput:
+    from difflib import get_close_matches
+
+    known: Sequence[str] = [each.name for each in KINDS if not each.ours]
+    close = get_close_matches(kind, known, n=1)
+    hint = f"Did you mean {close[0]}?" if close and close[0] != kind else f"Known are {', '.join(known)}."
+    if kind in known:
+        hint = "Write 'apiVersion: projectcalico.org/v3'."
+    return InvalidInput(f"unknown resource type ({kind}) and/or version ({version})", subject=kind, hint=hint)

@@ -1,0 +1,327 @@
+"""``ipamctl get``: resources, and the IPAM objects that calicoctl cannot show (cli §8.2, §16)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from calico_ipam.ctl.commands import Mirrored
+from calico_ipam.ctl.failures import Told
+from calico_ipam.ctl.kinds import KINDS, Kind, by_name, find_kind
+from calico_ipam.ctl.session import Session, connection_options, pass_session
+from calico_ipam.errors import IPAMError
+
+if TYPE_CHECKING:
+    from calico_ipam.engine.resources import Resources
+    from calico_ipam.model.resource import Resource
+
+_PLAIN = ("ps", "wide", "yaml", "yml", "json")
+
+
+@dataclass(slots=True)
+class Found:
+    """One result: a resource, or a list of them."""
+
+    kind: Kind
+    resources: list[Resource]
+    revision: str = ""
+    is_list: bool = False
+    documents: list[dict[str, Any]] = field(default_factory=list)
+
+
+@click.command(cls=Mirrored)
+@click.argument("words", nargs=-1, metavar="KIND [NAME]...")
+@click.option("-f", "--filename", "files", multiple=True, metavar="FILE", help="Show the resources that FILE names.")
+@click.option("-R", "--recursive", is_flag=True, help="Look into sub-folders of FILE.")
+@click.option("--skip-empty", is_flag=True, help="A FILE without resources is no failure.")
+@click.option("-o", "--output", "--format", "form", default="ps", metavar="FORMAT", help="ps, wide, yaml, json, name, custom-columns=A,B, go-template=T, go-template-file=F or jsonpath=EXPRESSION.")
+@click.option("-n", "--namespace", metavar="NAME", help="The namespace of namespaced kinds. Default: default.")
+@click.option("-A", "--all-namespaces", is_flag=True, help="All namespaces.")
+@click.option("-a", "all_too", is_flag=True, hidden=True)
+@click.option("--export", is_flag=True, help="Leave out what belongs to this cluster only.")
+@click.option("--watch", is_flag=True, help="Show it again whenever it changes, until interrupted.")
+@connection_options
+@pass_session
+def get(
+    session: Session,
+    /,
+    words: tuple[str, ...],
+    files: tuple[str, ...],
+    recursive: bool,
+    skip_empty: bool,
+    form: str,
+    namespace: str | None,
+    all_namespaces: bool,
+    all_too: bool,
+    export: bool,
+    watch: bool,
+) -> None:
+    """Show resources.
+
+    \b
+    KIND: ippool, ipreservation, ipamconfig, node, workloadendpoint, clusterinfo,
+          kubecontrollersconfig, ipamblock, ipamhandle, blockaffinity
+    """
+    everywhere = all_namespaces or all_too
+
+    def once() -> None:
+        _once(session, words, files, recursive, skip_empty, form, namespace, everywhere, export)
+
+    if watch:
+        from calico_ipam.ctl.watching import repeat
+
+        repeat(session, once)
+    else:
+        once()
+
+
+def _once(
+    session: Session,
+    words: Sequence[str],
+    files: Sequence[str],
+    recursive: bool,
+    skip_empty: bool,
+    form: str,
+    namespace: str | None,
+    everywhere: bool,
+    export: bool,
+) -> None:
+    if not words and not files:
+        raise click.UsageError("Say what to show: a KIND, or -f FILE.", click.get_current_context())
+    wanted = _wanted(session, words, files, recursive=recursive, skip_empty=skip_empty)
+    if wanted is None:
+        click.echo("No resources specified")
+        return
+    _check_format(session, form)
+    for kind, _, _ in wanted:
+        _check_namespace(kind, namespace, everywhere)
+    resources = resources_of(session, prefix="failed to get resources: ")
+    found, errors = _look_up(session, resources, wanted, namespace, everywhere)
+    _write(session, form, found, export=export and bool(wanted[0][1]), namespaces=everywhere or bool(namespace))
+    if errors:
+        raise Told("\n".join(str(error) for error in errors), hint=_suggestion(session, errors[0], wanted[0][0]))
+
+
+Wanted = tuple[Kind, str, str]  # kind, name (empty for all), namespace
+
+
+def _wanted(
+    session: Session, words: Sequence[str], files: Sequence[str], *, recursive: bool, skip_empty: bool
+) -> list[Wanted] | None:
+    """Return what is asked for; None for a file without resources that may be so."""
+    if files:
+        from calico_ipam.ctl.files import NothingThere, read_resources
+        from calico_ipam.engine.resources import identity
+
+        found: list[Wanted] = []
+        for path in files:
+            try:
+                for document in read_resources(path, recursive=recursive):
+                    kind, name, namespace = identity(document)
+                    found.append((by_name(kind), name, namespace))
+            except NothingThere:
+                if not skip_empty:
+                    raise
+        return found or None
+    kind_ = known_kind(session, words[0], prefix="failed to get resources: ")
+    for name in words[1:]:
+        if not name:
+            raise Told("failed to get resources: resource name may not be empty", hint="Leave the name out to see all.")
+    return [(kind_, name, "") for name in words[1:]] or [(kind_, "", "")]
+
+
+def known_kind(session: Session, word: str, *, prefix: str = "") -> Kind:
+    """Return the kind that a word names. Raises Told."""
+    kind = find_kind(word, ours=not session.compat)
+    if kind is None:
+        from difflib import get_close_matches
+
+        names = [alias for each in KINDS for alias in each.aliases]
+        close = get_close_matches(word.lower(), names, n=2)
+        hint = f"Did you mean {' or '.join(close)}?" if close else f"Known are {', '.join(each.aliases[0] for each in KINDS)}."
+        raise Told(f"{prefix}resource type '{word}' is not supported", hint=hint)
+    return kind
+
+
+def _check_format(session: Session, form: str) -> None:
+    if form in _PLAIN:
+        return
+    name, equals, value = form.partition("=")
+    if equals and name in ("go-template", "go-template-file", "custom-columns"):
+        if not value:
+            what = {"go-template": "a template", "go-template-file": "a template file"}.get(name, "at least one column")
+            raise Told(f"need to specify {what}", hint=f"Write it behind the sign: -o {name}=...")
+        return
+    if not session.compat and (form in ("name", "table") or (equals and name == "jsonpath")):
+        return
+    raise Told(f"unrecognized output format '{form}'", hint="Known are ps, wide, yaml, json, name, custom-columns=, go-template=, jsonpath=.")
+
+
+def _check_namespace(kind: Kind, namespace: str | None, everywhere: bool) -> None:
+    if not kind.namespaced and (namespace or everywhere):
+        raise Told(f"{kind.name} is not namespaced", hint="Leave -n and -A out: it belongs to the whole cluster.")
+    if namespace and everywhere:
+        raise Told(
+            "cannot use both --namespace and --all-namespaces flags at the same time", hint="Give one of them."
+        )
+
+
+def resources_of(session: Session, *, prefix: str = "", writes: bool = False) -> Resources:
+    """Return the operations on resources, after the version was compared. Raises Told."""
+    from calico_ipam.ctl.version import check_version
+    from calico_ipam.engine.resources import Resources
+
+    try:
+        check_version(session, writes=writes)
+    except Told as error:
+        raise Told(f"{prefix}{error.message}", hint=error.hint) from None
+    try:
+        engine = session.engine
+    except IPAMError as error:
+        raise Told(
+            str(error), exact=f"Failed to create Calico API client: {error}", hint=error.hint, on_stdout=True
+        ) from None
+    return Resources(engine, stored_configuration=session.compat and session.store.capabilities.atomic)
+
+
+def _look_up(
+    session: Session, resources: Resources, wanted: Sequence[Wanted], namespace: str | None, everywhere: bool
+) -> tuple[list[Found], list[IPAMError]]:
+    found: list[Found] = []
+    errors: list[IPAMError] = []
+    for kind, name, own in wanted:
+        where = (own or namespace or "default") if kind.namespaced else ""
+        try:
+            if kind.ours:
+                from calico_ipam.ctl.ipam_objects import look_up
+
+                found.append(look_up(session.engine, kind, name))
+            elif name:
+                resource = resources.get(kind.name, name, where)
+                found.append(Found(kind, [resource]))
+            else:
+                items, revision = resources.list(kind.name, None if everywhere or not kind.namespaced else where)
+                found.append(Found(kind, list(items), revision, is_list=True))
+        except IPAMError as error:
+            errors.append(error)
+    return found, errors
+
+
+def _suggestion(session: Session, error: IPAMError, kind: Kind) -> str:
+    """Return what a name that does not exist may have been meant to be."""
+    from difflib import get_close_matches
+
+    from calico_ipam.errors import NotFound
+    from calico_ipam.model.keys import Resources as Scope
+
+    if not isinstance(error, NotFound) or session.compat or kind.ours:
+        return error.hint
+    wanted = error.subject.partition("(")[2].rstrip(")").rpartition("/")[2]
+    try:
+        names = [entry.value.name for entry in session.store.list(Scope(kind.name))]
+    except IPAMError:
+        return error.hint
+    close = get_close_matches(wanted, names, n=3)
+    if close:
+        return f"Did you mean {' or '.join(close)}?"
+    return f"There are: {', '.join(names[:8])}{' …' if len(names) > 8 else ''}." if names else f"There is no {kind.name}."
+
+
+# --- writing -------------------------------------------------------------------------------------------------
+
+
+def _write(session: Session, form: str, found: Sequence[Found], *, export: bool, namespaces: bool) -> None:
+    from calico_ipam.ctl import formats
+
+    name, _, value = form.partition("=")
+    if form in ("ps", "wide", "table") or name == "custom-columns":
+        for each in found:
+            _table(session, each, form, value, namespaces=namespaces)
+        if found and not session.for_people:
+            click.echo("", nl=False)
+        return
+    if form == "name":
+        for each in found:
+            for resource in each.resources:
+                click.echo(f"{each.kind.aliases[0]}/{resource.name}")
+        return
+    contents: list[Any] = [_content(each, export=export) for each in found]
+    if name in ("go-template", "go-template-file"):
+        _template(session, name, value, contents)
+        return
+    one: Any = contents[0] if len(contents) == 1 else (contents or None)
+    if name == "jsonpath":
+        from calico_ipam.ctl.jsonpath import find
+
+        click.echo(find(one, value), nl=False)
+    elif form == "json":
+        click.echo(formats.as_json(one), nl=session.for_people)
+    else:
+        click.echo(formats.as_yaml(one), nl=False)
+
+
+def _content(found: Found, *, export: bool) -> Any:
+    from calico_ipam.ctl import formats
+
+    if found.is_list:
+        return formats.list_document(found.kind.name, found.resources, found.revision)
+    return formats.document(found.resources[0], export=export)
+
+
+def _template(session: Session, name: str, value: str, contents: list[Any]) -> None:
+    from calico_ipam.ctl.gotemplate import render
+
+    template = value
+    if name == "go-template-file":
+        with open(value, encoding="utf-8") as file:  # noqa: PTH123 - pathlib is not needed otherwise, and costs 7 ms
+            template = file.read()
+    click.echo(render(template, contents, {"config": lambda key: _config_value(session, key)}), nl=False)
+
+
+def _config_value(session: Session, key: str) -> str:
+    return _default_asn(session) if key == "asnumber" else ""
+
+
+def _default_asn(session: Session) -> str:
+    from calico_ipam.errors import NotFound
+    from calico_ipam.model.keys import ResourceKey
+
+    try:
+        found = session.store.get(ResourceKey("BGPConfiguration", "default")).value.spec.get("asNumber")
+    except NotFound:
+        return "64512"
+    except IPAMError:
+        return "unknown" if session.store.capabilities.atomic else "64512"
+    return str(found or "64512")
+
+
+def _table(session: Session, found: Found, form: str, columns: str, *, namespaces: bool) -> None:
+    from calico_ipam.ctl.formats import columns_table, completed
+    from calico_ipam.ctl.output import Column
+
+    kind = found.kind
+    headings = list(kind.wide if form == "wide" else kind.short)
+    if columns:
+        headings = [each.strip() for each in columns.split(",")]
+        for heading in headings:
+            if heading not in kind.cells:
+                valid = ", ".join(kind.headings)
+                raise Told(f"unknown heading {heading}, valid values are: {valid}", hint="Headings are in capitals.")
+    elif kind.namespaced and namespaces and "NAMESPACE" not in headings:
+        headings.insert(0, "NAMESPACE")
+    if kind.name == "Node" and "ASN" in headings:
+        from dataclasses import replace
+
+        from calico_ipam.ctl.kinds import asn_cell
+
+        kind = replace(kind, cells={**kind.cells, "ASN": asn_cell(_default_asn(session))})
+    if not session.for_people:
+        click.echo(columns_table(kind, headings, found.resources), nl=False)
+        return
+    rows = [[kind.cells[heading](completed(each)) for heading in headings] for each in found.resources]
+    session.table([Column(heading) for heading in headings], rows)
+    if not rows:
+        session.note(f"there is no {kind.name}.")

@@ -1,0 +1,201 @@
+"""The part of Go's templates that people write for ``get -o go-template`` (cli §17.2): fields, range, if, with, join.
+
+Go's names of fields are those of the documents in another spelling: ``.ObjectMeta.Name`` is ``metadata.name``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from calico_ipam.errors import InvalidInput
+
+_ACTION = re.compile(r"\{\{(-?)\s*(.*?)\s*(-?)\}\}", re.DOTALL)
+_WORD = re.compile(r"\"(?:\\.|[^\"\\])*\"|`[^`]*`|[^\s|()]+|[|()]")
+_ALIASES = {"objectmeta": "metadata", "typemeta": ""}
+
+
+@dataclass(frozen=True, slots=True)
+class _Node:
+    """Text, a pipeline, or a block with the parts for yes and no."""
+
+    kind: str
+    text: str
+    inner: tuple[_Node, ...] = ()
+    otherwise: tuple[_Node, ...] = ()
+    place: int = 0
+
+
+def render(template: str, value: Any, functions: Mapping[str, Callable[..., Any]] | None = None) -> str:
+    """Return what a template makes of a value. Raises InvalidInput for one that cannot be understood."""
+    nodes, rest = _parse(list(_tokens(template)), 0, ())
+    if rest is not None:
+        raise InvalidInput(f"template: get: unexpected {{{{{rest}}}}}")
+    return "".join(_run(nodes, value, value, {**_FUNCTIONS, **(functions or {})}))
+
+
+def _tokens(template: str) -> Iterator[_Node]:
+    position, trim = 0, False
+    for match in _ACTION.finditer(template):
+        text = template[position : match.start()]
+        text = text.lstrip() if trim else text
+        yield _Node("text", text.rstrip() if match[1] else text)
+        yield _Node("action", match[2], place=match.start() + 2)
+        position, trim = match.end(), bool(match[3])
+    tail = template[position:]
+    yield _Node("text", tail.lstrip() if trim else tail)
+
+
+def _parse(tokens: list[_Node], start: int, ends: tuple[str, ...]) -> tuple[tuple[_Node, ...], str | None]:
+    nodes, _, stopped = _sequence(tokens, start, ends)
+    return nodes, stopped
+
+
+def _sequence(tokens: list[_Node], start: int, ends: tuple[str, ...]) -> tuple[tuple[_Node, ...], int, str | None]:
+    found: list[_Node] = []
+    position = start
+    while position < len(tokens):
+        token = tokens[position]
+        position += 1
+        word = token.text.split(" ")[0] if token.kind == "action" else ""
+        if word in ("end", "else"):
+            return tuple(found), position, token.text
+        if word in ("range", "if", "with"):
+            inner, position, stop = _sequence(tokens, position, ("end", "else"))
+            otherwise: tuple[_Node, ...] = ()
+            if stop is not None and stop.startswith("else"):
+                otherwise, position, stop = _sequence(tokens, position, ("end",))
+            if stop is None:
+                raise InvalidInput(f"template: get: unexpected EOF in {{{{{token.text}}}}}", hint="Close it with {{end}}.")
+            found.append(_Node(word, token.text.removeprefix(word).strip(), inner, otherwise, token.place))
+        elif token.kind == "text" or not token.text.startswith("/*"):
+            found.append(token)
+    return tuple(found), position, None
+
+
+def _run(nodes: tuple[_Node, ...], root: Any, dot: Any, functions: Mapping[str, Callable[..., Any]]) -> Iterator[str]:
+    for node in nodes:
+        if node.kind == "text":
+            yield node.text
+            continue
+        value = _pipeline(node, root, dot, functions)
+        if node.kind == "action":
+            yield _shown(value)
+        elif node.kind == "range":
+            items = list(value.values()) if isinstance(value, Mapping) else list(value or ())
+            for item in items:
+                yield from _run(node.inner, root, item, functions)
+            if not items:
+                yield from _run(node.otherwise, root, dot, functions)
+        elif value:
+            yield from _run(node.inner, root, value if node.kind == "with" else dot, functions)
+        else:
+            yield from _run(node.otherwise, root, dot, functions)
+
+
+def _pipeline(node: _Node, root: Any, dot: Any, functions: Mapping[str, Callable[..., Any]]) -> Any:
+    result: list[Any] = []
+    for command in _commands(node.text):
+        words = [_value(word, node, root, dot, functions) for word in command]
+        words += result
+        result = [words[0](*words[1:]) if callable(words[0]) else words[0]]
+    return result[0] if result else None
+
+
+def _commands(text: str) -> Iterator[list[str]]:
+    command: list[str] = []
+    for word in _WORD.findall(text):
+        if word == "|":
+            yield command
+            command = []
+        elif word not in "()":
+            command.append(word)
+    yield command
+
+
+def _value(word: str, node: _Node, root: Any, dot: Any, functions: Mapping[str, Callable[..., Any]]) -> Any:
+    if word[0] in "\"`":
+        return word[1:-1].encode("latin-1", "backslashreplace").decode("unicode_escape") if word[0] == '"' else word[1:-1]
+    if re.fullmatch(r"-?\d+", word):
+        return int(word)
+    if word in ("true", "false"):
+        return word == "true"
+    if word.startswith((".", "$")):
+        value = root if word.startswith("$") else dot
+        for name in word.lstrip("$").split(".")[1:]:
+            if name:
+                value = _field(value, name, word, node)
+        return value
+    if word in functions:
+        return functions[word]
+    raise InvalidInput(
+        f'template: get:1: function "{word}" not defined', subject=word, hint=f"Known are {', '.join(sorted(functions))}."
+    )
+
+
+def _field(value: Any, name: str, word: str, node: _Node) -> Any:
+    wanted = _ALIASES.get(name.lower(), name.lower())
+    if not wanted:
+        return value
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            if key.lower() == wanted:
+                return item
+        if isinstance(value, Mapping) and name[:1].isupper():
+            return "" if "items" not in value else _missing(name, word, node, "runtime.Object")
+    return _missing(name, word, node, "[]runtime.Object" if isinstance(value, list) else type(value).__name__)
+
+
+def _missing(name: str, word: str, node: _Node, kind: str) -> Any:
+    raise InvalidInput(
+        f'template: get:1:{node.place}: executing "get" at <{word}>: can\'t evaluate field {name} in type {kind}',
+        subject=name,
+        hint="The template runs over a list of results: {{range .}}{{range .Items}}{{.ObjectMeta.Name}}{{end}}{{end}}.",
+    )
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "<no value>"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return "[" + " ".join(_shown(each) for each in value) + "]"
+    if isinstance(value, Mapping):
+        return "map[" + " ".join(f"{k}:{_shown(v)}" for k, v in sorted(value.items())) + "]"
+    return str(value)
+
+
+def join(items: Any, separator: str) -> str:
+    """Return the items of a list, or of a map as ``key=value``, with a separator between them."""
+    if isinstance(items, Mapping):
+        return separator.join(f"{key}={_shown(value)}" for key, value in sorted(items.items()))
+    return separator.join(_shown(each) for each in items or ())
+
+
+def join_and_truncate(items: Any, separator: str, longest: int) -> str:
+    """As join; a text longer than ``longest`` is cut and ends in three dots."""
+    text = join(items, separator)
+    if longest <= 0 or len(text) <= longest:
+        return text
+    return text[: max(0, longest - 3)] + "..."
+
+
+_FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+    "join": join,
+    "joinAndTruncate": join_and_truncate,
+    "len": lambda value: len(value or ()),
+    "not": lambda value: not value,
+    "eq": lambda first, *others: first in others,
+    "ne": lambda one, other: one != other,
+    "printf": lambda form, *values: re.sub(r"%[vdq]", "%s", form) % tuple(_shown(v) for v in values),
+    "index": lambda value, *keys: _indexed(value, keys),
+}
+
+
+def _indexed(value: Any, keys: tuple[Any, ...]) -> Any:
+    for key in keys:
+        value = value[key]
+    return value

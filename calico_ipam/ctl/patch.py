@@ -1,0 +1,246 @@
+"""``ipamctl patch`` and ``ipamctl label``: changing some fields of a resource (cli §8.3; limit 18.17)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from calico_ipam.ctl.commands import Mirrored
+from calico_ipam.ctl.failures import Told
+from calico_ipam.ctl.output import say
+from calico_ipam.ctl.session import Session, common_options, pass_session
+from calico_ipam.errors import IPAMError
+
+if TYPE_CHECKING:
+    from calico_ipam.engine.resources import Resources
+    from calico_ipam.model.resource import Resource
+
+_BAD_PATCH = "hit error: performing strategic merge patch: invalid JSON document"
+TYPES = ("strategic", "merge", "json")
+
+
+@click.command(cls=Mirrored)
+@click.argument("words", nargs=-1, metavar="KIND NAME")
+@click.option("-p", "--patch", "text", default="", metavar="JSON", help='What to change, such as {"spec":{"disabled":true}}.')
+@click.option("-t", "--type", "kind_of_patch", default="strategic", metavar="TYPE", help="strategic, merge, or json for a list of operations.")
+@click.option("-n", "--namespace", metavar="NAME", help="The namespace of namespaced resources. Default: default.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--dry-run", is_flag=True, help="Show the result and write nothing.")
+@common_options
+@pass_session
+def patch(
+    session: Session,
+    /,
+    words: tuple[str, ...],
+    text: str,
+    kind_of_patch: str,
+    namespace: str | None,
+    yes: bool,
+    dry_run: bool,
+) -> None:
+    """Change some fields of a resource."""
+    del yes
+    kind, name, resources, resource = _subject(session, words, namespace, prefix="hit error: ", dry_run=dry_run)
+    changed = _patched(session, resource, text, kind_of_patch)
+    from calico_ipam.ctl.files import UnknownField, WrongType
+    from calico_ipam.model.resource_schema import checked
+
+    try:
+        document = checked(kind, changed)
+    except UnknownField:
+        raise
+    except WrongType as error:
+        raise Told(f"hit error: {error}", hint=error.hint) from None
+    if dry_run:
+        from calico_ipam.ctl.formats import as_yaml
+
+        click.echo(as_yaml(document), nl=False)
+        return
+    _store(resources, resource, document)
+    say(f"Successfully patched 1 '{kind}' resource")
+
+
+def _subject(
+    session: Session, words: tuple[str, ...], namespace: str | None, *, prefix: str, dry_run: bool
+) -> tuple[str, str, Resources, Resource]:
+    from calico_ipam.ctl.get import known_kind, resources_of
+
+    if len(words) != 2:
+        raise Told(f"accepts 2 arg(s), received {len(words)}", hint="Say KIND and NAME, such as: ippool my-pool")
+    kind = known_kind(session, words[0])
+    if kind.ours:
+        raise Told(f"a {kind.name} cannot be changed by hand", hint="'ipamctl ipam repair' mends what is wrong.")
+    if namespace and not kind.namespaced:
+        raise Told(f"{kind.name} is not namespaced", hint="Leave -n out.")
+    resources = resources_of(session, writes=not dry_run)
+    try:
+        resource = resources.get(kind.name, words[1], (namespace or "default") if kind.namespaced else "")
+    except IPAMError as error:
+        raise Told(f"{prefix}{error}", hint=error.hint) from None
+    return kind.name, words[1], resources, resource
+
+
+def _patched(session: Session, resource: Resource, text: str, kind_of_patch: str) -> dict[str, Any]:
+    document = json.loads(json.dumps(dict(resource.document)))
+    try:
+        change = json.loads(text)
+    except ValueError as error:
+        raise Told(_BAD_PATCH, hint=f"The patch is no JSON: {error}.") from None
+    if kind_of_patch == "json" and not session.compat:
+        if not isinstance(change, list):
+            raise Told("hit error: a patch of type json is a list of operations", hint='[{"op":"replace","path":"/spec/disabled","value":true}]')
+        return _operations(document, change)
+    if kind_of_patch not in TYPES and not session.compat:
+        raise Told(f"hit error: unknown type of patch {kind_of_patch!r}", hint=f"Choose one of {', '.join(TYPES)}.")
+    if not isinstance(change, dict):
+        raise Told(_BAD_PATCH, hint='Give an object, such as {"spec":{"disabled":true}}.')
+    merged: dict[str, Any] = merged_with(document, change)
+    return merged
+
+
+def merged_with(document: Any, change: Any) -> Any:
+    """Return a document with a change merged in: objects field by field, null removes, anything else replaces."""
+    if not isinstance(change, Mapping):
+        return change
+    found = dict(document) if isinstance(document, Mapping) else {}
+    for key, value in change.items():
+        if value is None:
+            found.pop(key, None)
+        else:
+            found[key] = merged_with(found.get(key), value)
+    return found
+
+
+def _operations(document: dict[str, Any], operations: list[Any]) -> dict[str, Any]:
+    """Return a document after the operations of a JSON patch (RFC 6902). Raises Told."""
+    for number, each in enumerate(operations, 1):
+        try:
+            _operate(document, dict(each))
+        except (KeyError, IndexError, ValueError, TypeError) as error:
+            raise Told(f"hit error: operation {number} of the patch cannot be done: {error}", hint=f"It is {json.dumps(each)}.") from None
+    return document
+
+
+def _operate(document: Any, operation: dict[str, Any]) -> None:
+    parent, key = _place(document, operation["path"])
+    match operation["op"]:
+        case "test":
+            if _at(parent, key) != operation["value"]:
+                raise ValueError(f"{operation['path']} is {_at(parent, key)!r}")
+        case "remove":
+            del parent[_index(parent, key)]
+        case "replace":
+            parent[_index(parent, key)] = operation["value"] if _at(parent, key) is not Ellipsis else None
+        case "add":
+            _add(parent, key, operation["value"])
+        case ("move" | "copy") as name:
+            source, from_ = _place(document, operation["from"])
+            value = _at(source, from_)
+            if name == "move":
+                del source[_index(source, from_)]
+            _add(parent, key, json.loads(json.dumps(value)))
+        case other:
+            raise ValueError(f"unknown operation {other!r}")
+
+
+def _place(document: Any, path: str) -> tuple[Any, str]:
+    steps = [step.replace("~1", "/").replace("~0", "~") for step in path.split("/")[1:]]
+    for step in steps[:-1]:
+        document = document[_index(document, step)]
+    return document, steps[-1]
+
+
+def _index(parent: Any, key: str) -> Any:
+    return int(key) if isinstance(parent, list) else key
+
+
+def _at(parent: Any, key: str) -> Any:
+    return parent[_index(parent, key)]
+
+
+def _add(parent: Any, key: str, value: Any) -> None:
+    if isinstance(parent, list):
+        parent.insert(len(parent) if key == "-" else int(key), value)
+    else:
+        parent[key] = value
+
+
+def _store(resources: Resources, before: Resource, document: dict[str, Any]) -> None:
+    try:
+        resources.update(before, document)
+    except IPAMError as error:
+        raise Told(f"hit error: updating existing resource: {error}", hint=error.hint) from None
+
+
+# --- labels --------------------------------------------------------------------------------------------------
+
+
+@click.command(cls=Mirrored)
+@click.argument("words", nargs=-1, metavar="KIND NAME KEY=VALUE")
+@click.option("--overwrite", is_flag=True, help="Change the value of a label that is there.")
+@click.option("--remove", is_flag=True, help="Remove the label KEY.")
+@click.option("-n", "--namespace", metavar="NAME", help="The namespace of namespaced resources. Default: default.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--dry-run", is_flag=True, help="Say what would happen and write nothing.")
+@common_options
+@pass_session
+def label(
+    session: Session,
+    /,
+    words: tuple[str, ...],
+    overwrite: bool,
+    remove: bool,
+    namespace: str | None,
+    yes: bool,
+    dry_run: bool,
+) -> None:
+    """Set a label of a resource, or remove it."""
+    del yes
+    if len(words) != 3:
+        raise Told(f"accepts 3 arg(s), received {len(words)}", hint="For example: ipamctl label node my-node zone=a")
+    word, name, text = words
+    key, equals, value = text.partition("=")
+    if not remove and (not equals or not key):
+        raise Told(f"invalid label {text}", hint="Write KEY=VALUE.")
+    if "=" in value:
+        raise Told(f"failed to update {word} {name}, label not changed", hint="The value of a label has no '='.")
+    prefix = f"failed to get {word} {name}, error "
+    try:
+        _, _, resources, resource = _subject(session, (word, name), namespace, prefix=prefix, dry_run=dry_run)
+    except Told as error:
+        text = error.message
+        raise Told(text if text.startswith(prefix) else f"{prefix}{text}", hint=error.hint) from None
+    labels, done = _labels(resource, word, name, key, value, overwrite=overwrite, remove=remove)
+    if dry_run:
+        say(f"Would have {done} label {key} on {word} {name}")
+        return
+    metadata = {**resource.metadata, "labels": labels}
+    _store_labels(resources, resource, metadata, word, name)
+    preposition = "from" if remove else "on"
+    say(f"Successfully {done} label {key} {preposition} {word} {name}")
+
+
+def _labels(
+    resource: Resource, word: str, name: str, key: str, value: str, *, overwrite: bool, remove: bool
+) -> tuple[dict[str, str], str]:
+    labels = resource.labels
+    if remove:
+        if key not in labels:
+            raise Told(f"can not remove label of {word} {name}, key {key} does not exist", hint=f"It has: {', '.join(labels) or 'no label'}.")
+        return {k: v for k, v in labels.items() if k != key}, "removed"
+    if key in labels and labels[key] != value and not overwrite:
+        raise Told(
+            f"failed to update label of {word} {name}, key {key} is already present. please use '--overwrite' to set a new value",
+            hint=f"Its value is {labels[key]}.",
+        )
+    return {**labels, key: value}, "updated" if key in labels else "set"
+
+
+def _store_labels(resources: Resources, resource: Resource, metadata: dict[str, Any], word: str, name: str) -> None:
+    try:
+        resources.update(resource, {**resource.document, "metadata": metadata})
+    except IPAMError as error:
+        raise Told(f"failed to update {word} {name}, label not changed: {error}", hint=error.hint) from None

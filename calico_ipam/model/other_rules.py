@@ -1,0 +1,87 @@
+"""Rules of the resources that are no pools: reservations and settings (cli §10). Upstream's texts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from calico_ipam.errors import InvalidInput
+from calico_ipam.model.addresses import parse_network
+from calico_ipam.model.metadata_rules import annotation_rules, label_rules, name_rules
+from calico_ipam.model.pool_rules import Violation, refusal
+from calico_ipam.model.resource import mapping
+
+_NUMBERS = (("maxBlocksPerHost", 0, 1_000_000), ("ipCooldownSeconds", 0, 1200))
+
+
+def check_resource(kind: str, document: Mapping[str, Any]) -> None:
+    """Refuse a resource that breaks a rule of its kind. Raises InvalidInput."""
+    metadata = mapping(document.get("metadata"))
+    name = str(metadata.get("name") or "")
+    spec = mapping(document.get("spec"))
+    if kind == "IPAMConfiguration" and name != "default":
+        raise InvalidInput(
+            'Cannot create an IPAMConfiguration resource with a name other than "default"',
+            subject=name,
+            hint="There is one for the whole cluster, and it is named default.",
+        )
+    broken = [Violation(each.field, each.value, each.reason, each.hint) for each in _metadata(name, metadata)]
+    if kind == "IPReservation":
+        broken += _reservation(spec)
+    if kind == "IPAMConfiguration":
+        broken += _configuration(spec)
+    if broken:
+        raise refusal(broken, f"{kind}({name})")
+
+
+def _metadata(name: str, metadata: Mapping[str, Any]) -> Iterator[Any]:
+    yield from name_rules(name)
+    yield from label_rules(dict(mapping(metadata.get("labels"))))
+    yield from annotation_rules(dict(mapping(metadata.get("annotations"))))
+
+
+def _reservation(spec: Mapping[str, Any]) -> Iterator[Violation]:
+    entries = [str(each) for each in spec.get("reservedCIDRs") or ()]
+    if any(each and not _parses(each) for each in entries):
+        yield Violation(
+            "ReservedCIDRs",
+            f"[{' '.join(entries)}]",
+            "Reason: failed to validate Field: ReservedCIDRs because of Tag: cidrs ",
+            "Write networks such as 10.0.0.0/28; a single address as 10.0.0.1/32 or fd00::1/128.",
+        )
+    for index, each in enumerate(entries):
+        if not each or "/" not in each or not _parses(each):
+            place = f"spec.reservedCIDRs[{index}]"
+            yield Violation(
+                place,
+                None,
+                f'{place} in body must be of type cidr: "{each}"',
+                "Write networks such as 10.0.0.0/28; a single address as 10.0.0.1/32 or fd00::1/128.",
+            )
+
+
+def _parses(text: str) -> bool:
+    if re.search(r"\s", text):
+        return False
+    try:
+        parse_network(text)
+    except InvalidInput:
+        return False
+    return True
+
+
+def _configuration(spec: Mapping[str, Any]) -> Iterator[Violation]:
+    blocks = spec.get("maxBlocksPerHost")
+    if isinstance(blocks, int) and blocks < 0:
+        yield Violation("MaxBlocksPerHost", str(blocks), "must be greater than or equal to 0", "0 means no limit of yours.")
+    for name, lowest, highest in _NUMBERS:
+        value = spec.get(name)
+        place = f"spec.{name}"
+        if isinstance(value, int) and value < lowest:
+            yield Violation(place, None, f"{place} in body should be greater than or equal to {lowest}")
+        if isinstance(value, int) and value > highest:
+            yield Violation(place, None, f"{place} in body should be less than or equal to {highest}")
+    persistence = spec.get("kubeVirtVMAddressPersistence")
+    if persistence not in (None, "", "Enabled", "Disabled"):
+        yield Violation("spec.kubeVirtVMAddressPersistence", None, 'supported values: "Enabled", "Disabled"')

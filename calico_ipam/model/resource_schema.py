@@ -1,0 +1,191 @@
+"""The fields of the resources that people write, in the order in which upstream stores them (cli §8, §9, §10).
+
+A field is ``string``, ``bool``, ``int``, ``[]string``, a nested schema, a list of one, a map of strings, or ``any``.
+Zero values are not stored, unless the kind says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from calico_ipam.errors import InvalidInput
+
+ANY = "any"
+Field = Any  # a type name, a nested mapping, or a list with one of them
+
+METADATA: Mapping[str, Field] = {
+    "name": "string",
+    "generateName": "string",
+    "namespace": "string",
+    "selfLink": "string",
+    "uid": "string",
+    "resourceVersion": "string",
+    "generation": "int",
+    "creationTimestamp": ANY,
+    "deletionTimestamp": ANY,
+    "deletionGracePeriodSeconds": "int",
+    "labels": "map[string]string",
+    "annotations": "map[string]string",
+    "ownerReferences": ANY,
+    "finalizers": "[]string",
+    "managedFields": ANY,
+}
+
+_POOL = {
+    "cidr": "string",
+    "vxlanMode": "v3.VXLANMode",
+    "ipipMode": "v3.IPIPMode",
+    "natOutgoing": "bool",
+    "disabled": "bool",
+    "disableBGPExport": "bool",
+    "blockSize": "int",
+    "nodeSelector": "string",
+    "namespaceSelector": "string",
+    "allowedUses": "[]v3.IPPoolAllowedUse",
+    "assignmentMode": "v3.AssignmentMode",
+}
+_NODE = {
+    "bgp": {
+        "asNumber": ANY,
+        "ipv4Address": "string",
+        "ipv6Address": "string",
+        "ipv4IPIPTunnelAddr": "string",
+        "routeReflectorClusterID": "string",
+    },
+    "ipv4VXLANTunnelAddr": "string",
+    "vxlanTunnelMACAddr": "string",
+    "ipv6VXLANTunnelAddr": "string",
+    "vxlanTunnelMACAddrV6": "string",
+    "orchRefs": [{"nodeName": "string", "orchestrator": "string"}],
+    "wireguard": {"interfaceIPv4Address": "string", "interfaceIPv6Address": "string"},
+    "addresses": [{"address": "string", "type": "string"}],
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """One kind: the fields of its spec and status; ``kept`` fields are stored even when they are zero."""
+
+    spec: Field
+    status: Field = ANY
+    kept: frozenset[str] = field(default_factory=frozenset)
+
+
+SCHEMAS: Mapping[str, Schema] = {
+    "IPPool": Schema(_POOL),
+    "IPReservation": Schema({"reservedCIDRs": "[]string"}),
+    "IPAMConfiguration": Schema(
+        {
+            "strictAffinity": "bool",
+            "maxBlocksPerHost": "int32",
+            "autoAllocateBlocks": "bool",
+            "kubeVirtVMAddressPersistence": "v3.VMAddressPersistence",
+            "ipCooldownSeconds": "int",
+        },
+        kept=frozenset({"strictAffinity", "autoAllocateBlocks"}),
+    ),
+    "Node": Schema(_NODE),
+    "KubeControllersConfiguration": Schema(ANY),
+    "WorkloadEndpoint": Schema(ANY),
+    "ClusterInformation": Schema(
+        {"clusterGUID": "string", "clusterType": "string", "calicoVersion": "string", "datastoreReady": "bool", "variant": "string"}
+    ),
+}
+
+
+class UnknownField(InvalidInput):
+    """A document has a field that its kind lacks."""
+
+    def __init__(self, name: str, known: Sequence[str], where: str) -> None:
+        from difflib import get_close_matches
+
+        close = get_close_matches(name, known, n=2)
+        hint = f"Did you mean {' or '.join(close)}?" if close else f"{where} has: {', '.join(known)}."
+        super().__init__(
+            f"field in document is not recognized or is in the wrong location: {name}", subject=name, hint=hint
+        )
+
+
+class WrongType(InvalidInput):
+    """A field of a document has another type than its kind's."""
+
+
+def checked(kind: str, document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a document with known fields only, its spec in upstream's order and without zero values.
+
+    Raises UnknownField, WrongType.
+    """
+    schema = SCHEMAS[kind]
+    top = ("apiVersion", "kind", "metadata", "spec", "status")
+    for name in document:
+        if name not in top:
+            raise UnknownField(str(name), top, f"A {kind}")
+    metadata = _read(document.get("metadata") or {}, METADATA, "ObjectMeta", "metadata")
+    spec = _read(document.get("spec") or {}, schema.spec, f"{kind}Spec", "spec", schema.kept)
+    for name in schema.kept:
+        spec.setdefault(name, False)
+    if schema.kept:
+        spec = {name: spec[name] for name in schema.spec if name in spec}
+    found = {"kind": kind, "apiVersion": "projectcalico.org/v3", "metadata": metadata, "spec": spec}
+    return found | ({"status": document["status"]} if document.get("status") else {})
+
+
+def _read(value: Any, fields: Field, struct: str, path: str, kept: frozenset[str] = frozenset()) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise _mismatch(value, struct, path, f"v3.{struct}")
+    if fields == ANY:
+        return dict(value)
+    folded = {name.casefold(): name for name in fields}
+    given: dict[str, Any] = {}
+    for key, item in value.items():
+        name = key if key in fields else folded.get(str(key).casefold())
+        if name is None:
+            raise UnknownField(str(key), list(fields), f"'{path}'")
+        given[name] = _typed(item, fields[name], struct, f"{path}.{name}")
+    return {name: given[name] for name in fields if name in given and (given[name] or name in kept)}
+
+
+def _typed(value: Any, kind: Field, struct: str, path: str) -> Any:
+    if value is None or kind == ANY:
+        return value
+    if isinstance(kind, Mapping):
+        return _read(value, kind, struct, path)
+    if isinstance(kind, list):
+        if not isinstance(value, list):
+            raise _mismatch(value, struct, path, "[]object")
+        return [_typed(item, kind[0], struct, path) for item in value]
+    if kind.startswith("[]"):
+        if not isinstance(value, list):
+            raise _mismatch(value, struct, path, kind)
+        for item in value:
+            if not isinstance(item, str):
+                raise _mismatch(item, struct, path, kind[2:])
+        return list(value)
+    if kind == "map[string]string":
+        if not isinstance(value, Mapping) or not all(isinstance(item, str) for item in value.values()):
+            raise _mismatch(value, struct, path, kind)
+        return dict(value)
+    wanted = {"bool": bool, "int": int, "int32": int}.get(kind, str)
+    if not isinstance(value, wanted) or (wanted is int and isinstance(value, bool)):
+        raise _mismatch(value, struct, path, kind)
+    return value
+
+
+def _mismatch(value: Any, struct: str, path: str, kind: str) -> WrongType:
+    from_ = "bool" if isinstance(value, bool) else "number" if isinstance(value, (int, float)) else None
+    from_ = from_ or {"str": "string", "list": "array"}.get(type(value).__name__, "object")
+    return WrongType(
+        f"error unmarshaling JSON: while decoding JSON: json: cannot unmarshal {from_} into Go struct field "
+        f"{struct}.{path} of type {kind}",
+        subject=path,
+        hint=f"'{path}' must be {_named(kind)}.",
+    )
+
+
+def _named(kind: str) -> str:
+    if kind.startswith("[]"):
+        return "a list of texts"
+    words = {"bool": "true or false", "int": "a whole number", "int32": "a whole number", "map[string]string": "a map of texts"}
+    return words.get(kind, "a text")
