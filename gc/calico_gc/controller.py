@@ -23,7 +23,7 @@ from calico_gc.record import Record
 from calico_gc.state import State
 from calico_gc.suspicion import Moment
 from calico_gc.timing import Backoff, Clock, moment
-from calico_gc.work import Action, ActionKey, Answer
+from calico_gc.work import Action, ActionKey, Answer, same_work
 from calico_ipam.errors import IPAMError
 from calico_ipam.model.config import IPAMConfig
 
@@ -172,9 +172,9 @@ class Controller:
                 log.info("IP is in use after all: %s", self.named(key))
         for remark in decision.remarks:
             self._remark(now, remark.kind, remark.allocation)
-        if decision.release:
-            self.leaving.setdefault(node)
-            self.state.mark_dirty(node)
+        if decision.release and (node in self.state.owned or node in self.state.by_node):
+            self.leaving.setdefault(node)  # looked at again by every full scan, and when something of it changes
+            self.state.dirty.pop(node, None)
             return
         self.leaving.pop(node, None)
         self.state.dirty.pop(node, None)
@@ -224,7 +224,7 @@ class Controller:
             return False
         if not self.backoff.ready(action.key, now.mono):
             return False
-        if self.options.dry_run and self.planned.get(action.key) == action:
+        if self.options.dry_run and same_work(self.planned.get(action.key), action):
             return False
         self.busy[action.key] = action
         self.submit(action)

@@ -17,9 +17,10 @@ QUIET, LONGEST = 0.05, 1.0
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Something to be done by the loop itself, such as taking over an answer."""
+    """Something to be done by the loop itself, such as taking over an answer. ``looks``: it changes nothing."""
 
     run: Callable[[], None]
+    looks: bool = False
 
 
 class Inbox:
@@ -42,8 +43,15 @@ class Inbox:
 
     def call(self, run: Callable[[], None]) -> None:
         """Have the loop run something soon."""
+        self._add(Call(run))
+
+    def look(self, run: Callable[[], None]) -> None:
+        """Have the loop run something that only looks, so that nothing has to be decided anew."""
+        self._add(Call(run, looks=True))
+
+    def _add(self, call: Call) -> None:
         with self._ready:
-            self._calls.append(Call(run))
+            self._calls.append(call)
             self._ready.notify_all()
 
     def __len__(self) -> int:

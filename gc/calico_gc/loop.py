@@ -127,6 +127,8 @@ class Loop:
         for change in changes:
             self._apply(change)
         full = self._tick()
+        if calls and all(call.looks for call in calls) and not changes and not full and not self._due():
+            return
         began = self._clock.monotonic()
         if self.controller.sync():
             self.timed("sync", self._clock.monotonic() - began)
@@ -143,6 +145,10 @@ class Loop:
         if self.controller.wake_at is not None:
             due.append(self.controller.wake_at)
         return min(due)
+
+    def _due(self) -> bool:
+        at = self.controller.wake_at
+        return at is not None and self._clock.monotonic() >= at
 
     def _tick(self) -> bool:
         """Ask for a full scan when one is due; the first comes with the first complete lists (limit U23)."""
@@ -191,7 +197,7 @@ class Loop:
             self.make_view()
             done.set()
 
-        self.inbox.call(make)
+        self.inbox.look(make)
         done.wait(seconds)
         with self._view_lock:
             return self._view

@@ -70,6 +70,13 @@ class Worker:
                 return Done()
 
 
+def same_work(before: Action | None, now: Action) -> bool:
+    """Tell whether an action would do what was planned before; what is believed of addresses may have changed."""
+    if isinstance(before, Release) and isinstance(now, Release):
+        return before.group.allocations == now.group.allocations
+    return before == now
+
+
 def told(action: Action) -> tuple[str, str, str]:
     """Return kind, subject and detail of an action for the log of actions."""
     match action:
