@@ -18,7 +18,8 @@ PAGE_CELLS = 1024
 SPARSE = 8
 #: owners share so many colours; the name under the pointer and in the list tells them apart
 HUES = 12
-NOBODY, VIRTUAL, SEVERAL = "nobody", "virtual", "several"
+#: no name of a node, so that none can be taken for one
+NOBODY, VIRTUAL, SEVERAL = "(nobody)", "virtual:", "(several)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ class Cell:
     name: str
     places: int
     claimed: tuple[str, ...]
-    owners: tuple[str, ...]  #: hosts, ``nobody`` or ``virtual …``
+    owners: tuple[str, ...]  #: hosts, ``(nobody)`` or ``virtual:…``
     fill: Fill
     damaged: bool = False
 
@@ -63,12 +64,7 @@ class Cell:
         """Classes of the cell: how full it is, whose it is, and what is odd about it."""
         if not self.claimed:
             return "bad" if self.damaged else "none"
-        owner = self.owner
-        if owner in (NOBODY, SEVERAL):
-            colour = owner
-        else:
-            colour = VIRTUAL if owner.startswith(VIRTUAL) else f"o{hue(owner)}"
-        marks = [f"f{self.fill.level}", colour]
+        marks = [f"f{self.fill.level}", _colour(self.owner)]
         marks += ["sus"] if self.fill.suspected else []
         marks += ["cold"] if self.fill.cooling else []
         marks += ["bad"] if self.damaged else []
@@ -88,12 +84,18 @@ class Cell:
         return f"{self.name}: {', '.join(parts)}{blocks}, {whose}"
 
 
+def _colour(owner: str) -> str:
+    if owner.startswith(VIRTUAL):
+        return "virtual"
+    return {NOBODY: "nobody", SEVERAL: "several"}.get(owner) or f"o{hue(owner)}"
+
+
 def owner_of(tracked: Tracked) -> str:
     """Return whose a block is, for people."""
     if tracked.host:
         return tracked.host
     owner = tracked.block.owner
-    return f"{VIRTUAL} {owner.host}" if owner is not None else NOBODY
+    return f"{VIRTUAL}{owner.host}" if owner is not None else NOBODY
 
 
 class Charts:
@@ -211,28 +213,17 @@ class Chart:
         return place // PAGE_CELLS + 1
 
     def _cells(self, start: int, end: int, run: int) -> Iterator[Cell]:
-        by_place = self._by_place() if self.dense else None
+        pool = self.pool if self.dense else None
+        networks = {cidr: self.of.view.blocks[cidr].block.cidr for cidr in self.blocks}
+        by_place = {_place(pool, network): cidr for cidr, network in networks.items()} if pool is not None else {}
         for first in range(start, end, run):
             places = range(first, min(first + run, end))
-            if by_place is None:
-                names = [self.blocks[place] for place in places]
-                there = names
+            if pool is None:
+                there = names = [self.blocks[place] for place in places]
             else:
-                names = [str(self._network(places[0])), str(self._network(places[-1]))]
+                names = [str(_network(pool, place)) for place in (places[0], places[-1])]
                 there = [by_place[place] for place in places if place in by_place]
             yield self._cell(names, there, len(places))
-
-    def _by_place(self) -> dict[int, str]:
-        assert self.pool is not None
-        base = int(self.pool.cidr.network_address)
-        bits = self.pool.cidr.max_prefixlen - self.pool.block_size
-        blocks = self.of.view.blocks
-        return {(int(blocks[c].block.cidr.network_address) - base) >> bits: c for c in self.blocks}
-
-    def _network(self, place: int) -> Network:
-        assert self.pool is not None
-        bits = self.pool.cidr.max_prefixlen - self.pool.block_size
-        return make_network(self.pool.cidr.version, int(self.pool.cidr.network_address) + (place << bits), self.pool.block_size)
 
     def _cell(self, names: Sequence[str], there: Sequence[str], places: int) -> Cell:
         view = self.of.view
@@ -243,6 +234,15 @@ class Chart:
             fill = Fill(fill.size * places // len(there), fill.held, fill.cooling, fill.suspected)
         damaged = names[0] in view.damaged if places == 1 else any(view.blocks[c].block.problems for c in there)
         return Cell(name, places, tuple(there), owners, fill, damaged)
+
+
+def _place(pool: KnownPool, block: Network) -> int:
+    return (int(block.network_address) - int(pool.cidr.network_address)) >> (block.max_prefixlen - pool.block_size)
+
+
+def _network(pool: KnownPool, place: int) -> Network:
+    base = int(pool.cidr.network_address) + (place << (pool.cidr.max_prefixlen - pool.block_size))
+    return make_network(pool.cidr.version, base, pool.block_size)
 
 
 def _sum(fills: Iterable[Fill]) -> Fill:

@@ -24,8 +24,9 @@ def numbered(base: str, number: int) -> str:
 class Links(Protocol):
     """Turns the path of a page into what stands in ``href``; None: there is nothing to lead to."""
 
-    #: whether pages are fetched one by one, so that a search can be answered
-    live: bool
+    @property
+    def live(self) -> bool:
+        """Whether pages are fetched one by one, so that a search can be answered."""
 
     def to(self, target: str) -> str | None: ...
 
@@ -49,12 +50,9 @@ class FileLinks:
     live: bool = False
 
     def to(self, target: str) -> str | None:
-        page, _, fragment = target.partition("#")
-        if page not in self.there:
-            return None
-        return f"#{fragment}" if fragment and page == OVERVIEW else f"#{section(page)}"
+        return f"#{section(target)}" if target in self.there else None
 
 
 def section(target: str) -> str:
     """Return the name of the section that holds a page."""
-    return "p" + re.sub(r"[^A-Za-z0-9.:_-]", lambda found: f"~{ord(found[0]):x}~", target)
+    return "p" + re.sub(r"[^A-Za-z0-9.:-]", lambda found: f"_{ord(found[0]):x}_", target)

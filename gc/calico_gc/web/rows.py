@@ -13,7 +13,7 @@ from calico_gc.view import View
 from calico_gc.web import words
 from calico_gc.web.cells import owner_of
 from calico_ipam.model.block import Attribute
-from calico_ipam.model.timestamps import SECOND, parse_attribute_time
+from calico_ipam.model.timestamps import parse_attribute_time
 
 FREE, HELD, COOLING, SUSPECTED, RESERVED = "free", "held", "cooling", "suspected", "reserved"
 #: where the plugins note when they gave an address out
@@ -341,8 +341,3 @@ def matching(view: View, wanted: str) -> Iterator[tuple[Tracked, Allocation]]:
                 text in part.lower() for part in (allocation.handle, allocation.node, holder_of(allocation.attrs))
             ):
                 yield tracked, allocation
-
-
-def seconds_since(view: View, wall: int) -> float:
-    """Return how long ago a moment (Unix nanoseconds) was at the time of the view."""
-    return (view.at.wall - wall) / SECOND

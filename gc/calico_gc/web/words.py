@@ -37,6 +37,8 @@ REMARKS = {
     "no-affinity-row": "block and affinity disagree; kept",
     "node-not-released": "a node that is gone could not be cleaned up yet",
 }
+#: longest identifier that is shown as it is
+LONG = 40
 _STEPS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 
 
@@ -60,8 +62,13 @@ def ago(then: int, now: int) -> str:
 
 
 def clock_time(wall: int) -> str:
-    """Return a moment (Unix nanoseconds) for people, in UTC."""
-    return format_time(wall).replace("T", " ").removesuffix("Z") + " UTC"
+    """Return a moment (Unix nanoseconds) for people, in UTC; whoever shows it says that it is UTC."""
+    return format_time(wall).replace("T", " ").removesuffix("Z")
+
+
+def short(text: str) -> str:
+    """Return a long identifier by its beginning and its end."""
+    return text if len(text) <= LONG else f"{text[:26]}\N{HORIZONTAL ELLIPSIS}{text[-8:]}"
 
 
 def sentence(reason: str) -> str:

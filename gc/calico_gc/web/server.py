@@ -1,0 +1,173 @@
+"""Hands out the page, the metrics and the health over HTTP. Reads only; bound to localhost unless told (ruling 19)."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+from calico_gc.view import View
+from calico_gc.web.site import NoSuchPage, Page, Site, templates
+
+log = logging.getLogger(__name__)
+
+#: the text format of Prometheus
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+#: seconds a client may take to ask
+PATIENCE = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """``text``: one line for each thing that was looked at."""
+
+    good: bool
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Where the answers come from; all of them are called from the server's threads.
+
+    ``view``: the newest view, or None while there is none. ``live`` is about the process, ``ready`` about its data.
+    """
+
+    view: Callable[[], View | None]
+    metrics: Callable[[], str]
+    live: Callable[[], Health]
+    ready: Callable[[], Health]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What is sent back."""
+
+    status: HTTPStatus
+    body: str
+    kind: str = "text/html; charset=utf-8"
+    policy: str = ""
+
+
+class Router:
+    """Turns a path into an answer. Keeps the pages of the newest view, so that its numbers are counted once."""
+
+    def __init__(self, sources: Sources, origin: str = "calico-gc") -> None:
+        self._sources = sources
+        self._origin = origin
+        self._templates = templates()
+        self._site: Site | None = None
+
+    def answer(self, target: str) -> Answer:
+        """Return the answer to a request for ``target``, the query included."""
+        parts = urlsplit(target)
+        match parts.path:
+            case "/metrics":
+                return Answer(HTTPStatus.OK, self._sources.metrics(), METRICS_TYPE)
+            case "/healthz" | "/liveness":
+                return _health(self._sources.live())
+            case "/readyz" | "/readiness":
+                return _health(self._sources.ready())
+            case _:
+                return self._page(parts.path, dict(parse_qsl(parts.query)))
+
+    def _page(self, path: str, query: dict[str, str]) -> Answer:
+        view = self._sources.view()
+        if view is None:
+            text = "Nothing has been looked at yet; try again in a moment.\n"
+            return Answer(HTTPStatus.SERVICE_UNAVAILABLE, text, "text/plain; charset=utf-8")
+        site = self._site
+        if site is None or site.view is not view:
+            self._site = site = Site(view, self._templates, origin=self._origin)
+        try:
+            page, status = site.page(path, query), HTTPStatus.OK
+        except NoSuchPage as missing:
+            body = site.render("missing.html.j2", what=str(missing))
+            page, status = Page(path, "Not here", body), HTTPStatus.NOT_FOUND
+        return Answer(status, site.document(page), policy=site.policy())
+
+
+def _health(health: Health) -> Answer:
+    status = HTTPStatus.OK if health.good else HTTPStatus.SERVICE_UNAVAILABLE
+    return Answer(status, f"{health.text or ('ok' if health.good else 'not ok')}\n", "text/plain; charset=utf-8")
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """Answers GET and HEAD; anything that could change something is refused."""
+
+    server_version = "calico-gc"
+    sys_version = ""
+    timeout = PATIENCE
+
+    def __init__(self, router: Router, *arguments: Any) -> None:
+        self._router = router
+        super().__init__(*arguments)
+
+    def do_GET(self) -> None:
+        self._send(with_body=True)
+
+    def do_HEAD(self) -> None:
+        self._send(with_body=False)
+
+    def _send(self, *, with_body: bool) -> None:
+        try:
+            answer = self._router.answer(self.path)
+        except Exception:
+            # One request must not end the server, nor may its client see more than that it failed.
+            log.exception("the answer to %r could not be made", self.path)
+            answer = Answer(
+                HTTPStatus.INTERNAL_SERVER_ERROR, "this page could not be made; the log says why\n", "text/plain"
+            )
+        body = answer.body.encode()
+        self.send_response(answer.status)
+        headers = {
+            "Content-Type": answer.kind,
+            "Content-Length": str(len(body)),
+            "Cache-Control": "no-store",
+            "X-Content-Type-Options": "nosniff",
+            "Referrer-Policy": "no-referrer",
+        }
+        headers |= {"Content-Security-Policy": answer.policy} if answer.policy else {}
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if with_body:
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *arguments: Any) -> None:
+        log.debug("%s %s", self.address_string(), format % arguments)
+
+
+class Server:
+    """The HTTP server, in threads of its own. ``host`` may be an IPv6 address; port 0 takes any free one."""
+
+    def __init__(self, host: str, port: int, sources: Sources, *, origin: str = "calico-gc") -> None:
+        """Bind. Raises OSError when the address cannot be had."""
+        kind = _SixServer if ":" in host else ThreadingHTTPServer
+        self._http = kind((host, port), partial(_Handler, Router(sources, origin)))
+        self._http.daemon_threads = True
+        self._thread = threading.Thread(target=self._http.serve_forever, name="page", daemon=True)
+
+    @property
+    def port(self) -> int:
+        return int(self._http.server_address[1])
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop answering; requests that have begun end with their threads."""
+        if self._thread.is_alive():
+            self._http.shutdown()
+            self._thread.join()
+        self._http.server_close()
+
+
+class _SixServer(ThreadingHTTPServer):
+    address_family = socket.AF_INET6
