@@ -118,6 +118,11 @@ class _Job:
         try:
             self._from_own_blocks(source)
         except NoFreeBlocks:
+            for pool in family.pools:
+                if pool.block_size < pool.cidr.prefixlen:
+                    self.say(
+                        f"pool {pool.name} ({pool.cidr_text}) is smaller than one of its /{pool.block_size} blocks"
+                    )
             if self.world.config.strict_affinity:
                 self.say(STRICT)
             elif self.request.use == TUNNEL:

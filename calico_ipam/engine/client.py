@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from calico_ipam.datastore.api import Datastore, Deadline, Entry
-from calico_ipam.engine import admin, assign, ensure, lookup, owners, release, settings, specific, utilization
-from calico_ipam.engine.owners import OwnerPreconditions, OwnerUpdates
 from calico_ipam.engine.policy import Clock, Retry, SystemClock
 from calico_ipam.engine.request import Request
 from calico_ipam.engine.results import AssignmentAttributes, AutoAssigned, ClaimResult, NamespaceLabels, ReleaseResult
-from calico_ipam.engine.utilization import Utilization
 from calico_ipam.engine.world import Engine
 from calico_ipam.model.addresses import Address, Network
 from calico_ipam.model.affinity import BlockOwner
@@ -19,6 +17,10 @@ from calico_ipam.model.config import IPAMConfig
 from calico_ipam.model.pool import WORKLOAD, Pool
 from calico_ipam.model.reservation import Reservations
 
+if TYPE_CHECKING:
+    from calico_ipam.engine.owners import OwnerPreconditions, OwnerUpdates
+    from calico_ipam.engine.utilization import Utilization
+
 
 class IPAM:
     """Assigns and releases addresses on a datastore. Immutable; safe to share between threads.
@@ -26,6 +28,8 @@ class IPAM:
     ``hostname``: who allocates, unless a call says otherwise (default: the OS host name, trimmed, lower case).
     ``clock``: time. ``retry``: patience with lost races. ``pools`` and ``reservations``: instead of the store's.
     """
+
+    # Each operation imports its own module: a plugin call makes one or two of them and pays for no others.
 
     def __init__(
         self,
@@ -93,6 +97,8 @@ class IPAM:
             cap=max_per_handle,
             namespace=namespace,
         )
+        from calico_ipam.engine import assign
+
         return assign.auto_assign(self._engine, request)
 
     def assign_ip(
@@ -111,6 +117,8 @@ class IPAM:
         Raises InvalidInput (in no enabled pool, or not for this use), AlreadyExists (somebody holds it; the hint says
         who), RefusedError, TransientError.
         """
+        from calico_ipam.engine import specific
+
         specific.assign_ip(
             self._engine,
             specific.SpecificRequest(
@@ -130,18 +138,26 @@ class IPAM:
         Raises BadHandle, BadSequenceNumber (nothing of that block is released), TransientError. An error carries
         what was done all the same: ``error.partial`` is a ReleaseResult.
         """
+        from calico_ipam.engine import release
+
         return release.release_ips(self._engine, options)
 
     def release_by_handle(self, handle: str) -> None:
         """Release whatever a handle holds (§13.3). Raises NotFound when there is no such handle object."""
+        from calico_ipam.engine import release
+
         release.release_by_handle(self._engine, handle)
 
     def ips_by_handle(self, handle: str) -> list[Address]:
         """Return the addresses a handle holds, cooling ones not included. Raises NotFound."""
+        from calico_ipam.engine import lookup
+
         return lookup.ips_by_handle(self._engine, handle)
 
     def assignment_attributes(self, ip: Address) -> AssignmentAttributes:
         """Return who holds an address (§15.1). Raises NotFound, AddressInCooldown."""
+        from calico_ipam.engine import lookup
+
         return lookup.assignment_attributes(self._engine, ip)
 
     def ensure_block(
@@ -161,14 +177,20 @@ class IPAM:
             pools={4: ipv4_pools, 6: ipv6_pools},
             host_reserved={4: host_reserved4, 6: host_reserved6},
         )
+        from calico_ipam.engine import ensure
+
         return ensure.ensure_block(self._engine, request)
 
     def get_config(self) -> IPAMConfig:
         """Return the settings; the defaults when nothing is stored. Never writes."""
+        from calico_ipam.engine import settings
+
         return settings.get_config(self._engine)
 
     def set_config(self, config: IPAMConfig) -> None:
         """Store settings by compare-and-swap (limit L20). Raises InvalidInput for a broken rule."""
+        from calico_ipam.engine import settings
+
         settings.set_config(self._engine, config)
 
     def claim_affinity(self, cidr: Network, owner: BlockOwner) -> ClaimResult:
@@ -176,30 +198,44 @@ class IPAM:
 
         Raises InvalidInput (in no enabled pool), InvalidSize. Another error carries ``error.partial``, a ClaimResult.
         """
+        from calico_ipam.engine import admin
+
         return admin.claim_affinity(self._engine, cidr, owner)
 
     def release_affinity(self, cidr: Network, owner: BlockOwner, *, must_be_empty: bool) -> None:
         """Take the blocks of ``cidr`` from ``owner`` (§14.2). Raises BlockNotEmpty, InvalidInput, InvalidSize."""
+        from calico_ipam.engine import admin
+
         admin.release_affinity(self._engine, cidr, owner, must_be_empty=must_be_empty)
 
     def release_host_affinities(self, owner: BlockOwner, *, must_be_empty: bool) -> None:
         """Take all blocks from ``owner`` (§14.3). Raises the last error after every block was tried."""
+        from calico_ipam.engine import admin
+
         admin.release_host_affinities(self._engine, owner, must_be_empty=must_be_empty)
 
     def release_pool_affinities(self, pool: Network) -> None:
         """Take every block inside ``pool`` from its owner, used or not (§14.4)."""
+        from calico_ipam.engine import admin
+
         admin.release_pool_affinities(self._engine, pool)
 
     def release_block_affinity(self, block: Block, *, must_be_empty: bool) -> None:
         """Take a block that was read before from the owner it had then (§14.5). Raises BlockNotEmpty, Conflict."""
+        from calico_ipam.engine import admin
+
         admin.release_block_affinity(self._engine, block, must_be_empty=must_be_empty)
 
     def remove_ipam_host(self, owner: BlockOwner) -> None:
         """Forget a host: its blocks become nobody's, addresses stay with their holders (§14.6)."""
+        from calico_ipam.engine import admin
+
         admin.remove_ipam_host(self._engine, owner)
 
     def collect_cold_addresses(self, block: Entry, config: IPAMConfig) -> None:
         """Free what has cooled down in a block that was read before (§18.3). Raises Conflict, NotFound."""
+        from calico_ipam.engine import admin
+
         admin.collect_cold_addresses(self._engine, config, block)
 
     def set_owner_attributes(
@@ -213,13 +249,17 @@ class IPAM:
 
         Raises InvalidInput (no pool, another handle), NotFound, OwnerMismatch (then nothing was changed).
         """
-        owners.set_owner_attributes(self._engine, ip, handle, updates, preconditions or OwnerPreconditions())
+        from calico_ipam.engine import owners
+
+        owners.set_owner_attributes(self._engine, ip, handle, updates, preconditions or owners.OwnerPreconditions())
 
     def ensure_active_vm_owner(self, network: str, namespace: str, vm: str, target_pod: str) -> None:
         """Make a migration's target pod the active owner of a VM's addresses (§15.3).
 
         Raises NotFound, AlternateOwnerEmpty, AlternateOwnerMismatch, RefusedError.
         """
+        from calico_ipam.engine import owners
+
         owners.ensure_active_vm_owner(self._engine, network, namespace, vm, target_pod)
 
     def upgrade_host(self, hostname: str | None = None) -> None:
@@ -231,4 +271,6 @@ class IPAM:
 
     def get_utilization(self, pools: Iterable[str] = ()) -> Utilization:
         """Count addresses by pool and block (§17); ``pools``: names or CIDRs as written, none means all."""
+        from calico_ipam.engine import utilization
+
         return utilization.get_utilization(self._engine, pools)

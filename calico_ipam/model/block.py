@@ -140,6 +140,9 @@ class Block:
         """
         problems: list[str] = []
         size = fields["cidr"].num_addresses
+        if _sound(size, allocations, fields["unallocated"], len(attributes)):
+            fields["unallocated"] = tuple(fields["unallocated"])
+            return cls(allocations=tuple(allocations), attributes=tuple(attributes), **fields)
         slots = list(allocations)
         if len(slots) != size:
             problems.append(f"{len(slots)} allocation slots for {size} addresses; the missing ones count as in use")
@@ -414,6 +417,20 @@ class Block:
         else:
             attributes[index] = attribute
         return replace(self, allocations=tuple(slots), attributes=tuple(attributes))
+
+
+def _sound(size: int, allocations: Sequence[Any], free: Sequence[Any], attributes: int) -> bool:
+    """Tell whether nothing has to be mended; the usual case, told from few set operations."""
+    if len(allocations) != size or not {type(i) for i in allocations} <= _SLOT_TYPES:
+        return False
+    indexes = {i for i in allocations if i is not None}
+    if indexes and not (0 <= min(indexes) and max(indexes) < attributes):
+        return False
+    places = {o for o, i in enumerate(allocations) if i is None}
+    return len(free) == len(places) and {type(o) for o in free} <= {int} and set(free) == places
+
+
+_SLOT_TYPES = {int, type(None)}
 
 
 def _is_index(value: Any, size: int) -> bool:
