@@ -120,7 +120,7 @@ def _require_all(found: AutoAssigned) -> None:
     """Raise CNIError when a family came short; what the other one got is taken back by the caller."""
     for part in (found.ipv4, found.ipv6):
         if part is not None and part.shortfall is not None:
-            raise CNIError(f"failed to request IPv{part.version} addresses: {part.shortfall}")
+            raise CNIError(f"failed to request IPv{part.version} addresses: {part.shortfall}", " ".join(part.hints))
 
 
 def namespace_labels(call: Call, store: Datastore, namespace: str) -> NamespaceLabels:

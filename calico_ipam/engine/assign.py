@@ -87,6 +87,7 @@ class _Job:
         self.family: Family | None = None
         self.found: list[AssignedAddress] = []
         self.messages: list[str] = []
+        self.hints: list[str] = []
 
     @property
     def missing(self) -> int:
@@ -99,6 +100,7 @@ class _Job:
             tuple(self.found),
             tuple(self.messages),
             self.request.host_reserved.get(self.version),
+            tuple(self.hints),
         )
 
     def say(self, message: str) -> None:
@@ -120,8 +122,8 @@ class _Job:
         except NoFreeBlocks:
             for pool in family.pools:
                 if pool.block_size < pool.cidr.prefixlen:
-                    self.say(
-                        f"pool {pool.name} ({pool.cidr_text}) is smaller than one of its /{pool.block_size} blocks"
+                    self.hints.append(
+                        f"Pool {pool.name} ({pool.cidr_text}) is smaller than one of its /{pool.block_size} blocks."
                     )
             if self.world.config.strict_affinity:
                 self.say(STRICT)

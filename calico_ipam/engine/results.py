@@ -30,6 +30,7 @@ class Assignments:
     addresses: tuple[AssignedAddress, ...] = ()
     messages: tuple[str, ...] = ()  #: why there are fewer than requested
     host_reserved: HostReserved | None = None
+    hints: tuple[str, ...] = ()  #: what to do about it, beside upstream's words
 
     @property
     def shortfall(self) -> str | None:

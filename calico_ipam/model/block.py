@@ -424,7 +424,7 @@ def _sound(size: int, allocations: Sequence[Any], free: Sequence[Any], attribute
     if len(allocations) != size or not {type(i) for i in allocations} <= _SLOT_TYPES:
         return False
     indexes = {i for i in allocations if i is not None}
-    if indexes and not (0 <= min(indexes) and max(indexes) < attributes):
+    if indexes and not (min(indexes) >= 0 and max(indexes) < attributes):
         return False
     places = {o for o, i in enumerate(allocations) if i is None}
     return len(free) == len(places) and {type(o) for o in free} <= {int} and set(free) == places

@@ -284,7 +284,7 @@ def test_p29_a_pool_smaller_than_its_block_is_a_clear_error(bench: CNIBench) -> 
         bench.base.commit(Update(entry, entry.value.with_spec({**entry.value.spec, "disabled": True})))
     bench.put(IP_POOL, "tiny", {"cidr": "10.80.0.0/28", "blockSize": 26})
     text = told(bench.ipam("ADD"))
-    assert "pool tiny (10.80.0.0/28) is smaller than one of its /26 blocks" in text
+    assert "Pool tiny (10.80.0.0/28) is smaller than one of its /26 blocks" in text
     assert bench.addresses() == []
     assert BlockKey(parse_network("10.80.0.0/26")) not in [e.key for e in bench.base.list(_blocks())]
 
