@@ -65,6 +65,12 @@ class Entry:
             return self.key.cidr
         raise TypeError(f"{self.key} has no CIDR")
 
+    @property
+    def affinity(self) -> str | None:
+        """Who a block belongs to, as the block says it: ``host:node-1``. Cheaper than the value in a recent list."""
+        found: str | None = self.value.affinity
+        return found
+
 
 @dataclass(frozen=True, slots=True)
 class Damaged:

@@ -26,6 +26,7 @@ from calico_ipam.errors import (
 )
 from calico_ipam.model.addresses import Network
 from calico_ipam.model.block import Block
+from calico_ipam.model.block_order import BlockOrder
 from calico_ipam.model.keys import Affinities, BlockKey, Blocks
 
 log = logging.getLogger(__name__)
@@ -150,35 +151,44 @@ class BlockSource:
     def _claim(self, at_least: int) -> Entry:
         """Claim the first free place, or else the first empty block of somebody else (§10.6).
 
-        Raises NoFreeBlocks only after a list that shows everything as it is now.
+        A free place may be found in a recent list, since claiming it tells; that nothing is free is concluded, and
+        empty blocks of others are chosen, from a list that shows everything as it is now (prelude.py).
         """
-        try:
-            return self._claim_from(self.blocks(), at_least)
-        except NoFreeBlocks:
-            if self._consistent:
-                raise
-        self._consistent = True
-        self._map = self.blocks().renewed(self._engine.store.list(Blocks(self._family.version)))
-        return self._claim_from(self._map, at_least)
+        block = self._claim_free(at_least)
+        if block is None and not self._consistent:
+            self._consistent = True
+            self._map = self.blocks().renewed(self._engine.store.list(Blocks(self._family.version)))
+            block = self._claim_free(at_least)
+        block = block or self._claim_empty(at_least)
+        if block is None:
+            raise NoFreeBlocks
+        return block
 
-    def _claim_from(self, blocks: BlockMap, at_least: int) -> Entry:
-        engine = self._engine
-        reservations, config = self._family.reservations, self._family.world.config
-        orders = [order_of(pool, self._request.host, engine) for pool in self._family.pools]
+    def _orders(self) -> list[BlockOrder]:
+        orders = [order_of(pool, self._request.host, self._engine) for pool in self._family.pools]
         if not orders:
             raise RefusedError(f"no configured Calico pools for {self._request.owner.kind}:{self._request.host}")
-        for order in orders:
-            for candidate in fresh_candidates(order, blocks, self._request.owner, reservations, engine, config):
+        return orders
+
+    def _claim_free(self, at_least: int) -> Entry | None:
+        blocks, engine, config = self.blocks(), self._engine, self._family.world.config
+        for order in self._orders():
+            found = fresh_candidates(order, blocks, self._request.owner, self._family.reservations, engine, config)
+            for candidate in found:
                 block = self._try(candidate.cidr, at_least, fresh=candidate.entry is None)
                 if block is not None:
                     return block
-        for order in orders:
-            for empty in reclaim_candidates(order, blocks, reservations, engine, config):
+        return None
+
+    def _claim_empty(self, at_least: int) -> Entry | None:
+        blocks, engine, config = self.blocks(), self._engine, self._family.world.config
+        for order in self._orders():
+            for empty in reclaim_candidates(order, blocks, self._family.reservations, engine, config):
                 if self._reclaim(empty):
                     block = self._try(empty.value.cidr, at_least, fresh=True)
                     if block is not None:
                         return block
-        raise NoFreeBlocks
+        return None
 
     def _try(self, cidr: Network, at_least: int, *, fresh: bool) -> Entry | None:
         """Claim one CIDR; None when somebody was quicker, or it was filled in the meantime (limit L5)."""

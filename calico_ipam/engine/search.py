@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from calico_ipam.datastore.api import Damaged, Entry, Listing
 from calico_ipam.engine.world import Engine
+from calico_ipam.errors import StoreDamaged
 from calico_ipam.model.addresses import WIDTH, Network
 from calico_ipam.model.affinity import BlockOwner
 from calico_ipam.model.block import Block
@@ -38,7 +39,7 @@ class BlockMap:
 
     def learn(self, entry: Entry) -> None:
         """Note a block as it is now."""
-        self._entries[entry.value.cidr] = entry
+        self._entries[entry.cidr] = entry
 
     def _learn_damaged(self, damaged: Damaged) -> None:
         # A block that cannot be understood holds its CIDR: nobody may build another over it (limit L30).
@@ -107,14 +108,16 @@ def fresh_candidates(
     that has room was made by another process of this host a moment ago; taking it keeps one host at one block.
     """
 
+    mine = str(owner)
+
     def usable(cidr: Network) -> bool:
         entry = blocks.get(cidr)
-        return (
-            entry is not None
-            and cidr.prefixlen == order.block_size
-            and entry.value.owned_by(owner)
-            and engine.fresh(entry.value, config).free(reservations) > 0
-        )
+        if entry is None or cidr.prefixlen != order.block_size or entry.affinity != mine:
+            return False
+        try:
+            return engine.fresh(entry.value, config).free(reservations) > 0
+        except StoreDamaged:
+            return False  # taken, by whatever it is (limit L30)
 
     taken = _spans(order, (c for c in blocks.cidrs() if not usable(c)), whole=False)
     reserved = _spans(order, reservations.networks, whole=True)

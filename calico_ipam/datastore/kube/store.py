@@ -12,7 +12,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Self, cast
+from typing import Any, Self
 
 from calico_ipam.datastore.api import (
     Capabilities,
@@ -32,12 +32,13 @@ from calico_ipam.datastore.api import (
     damaged_error,
     losing,
 )
-from calico_ipam.datastore.kube import codec, pods
+from calico_ipam.datastore.kube import codec
 from calico_ipam.datastore.kube.abreast import Abreast
-from calico_ipam.datastore.kube.api import MERGE, STRATEGIC_MERGE, KubeApi, Request
+from calico_ipam.datastore.kube.api import KubeApi, Request
 from calico_ipam.datastore.kube.codec import V1, V3, Group
+from calico_ipam.datastore.kube.derived import write_endpoint, write_node
 from calico_ipam.datastore.kube.errors import Expired
-from calico_ipam.datastore.kube.objects import entry_of, marked_deleted, meta, within_scope
+from calico_ipam.datastore.kube.objects import entry_of, lazy_block, marked_deleted, meta, within_scope
 from calico_ipam.datastore.kube.paths import Collection, Place, collection_of, missing, place_of, storable, unlabelled
 from calico_ipam.datastore.kube.watch import Watch
 from calico_ipam.datastore.settings import Settings
@@ -158,6 +159,8 @@ class KubernetesStore(Datastore):
             return self._endpoint_of_pod(scope)
         collection = self._collection(scope)
         items, revision = self._pages(collection)
+        if isinstance(scope, Blocks) and scope.recent:
+            return self._lazily(scope, items, revision)
         entries, damaged = [], []
         for item in sorted(items, key=lambda i: (meta(i, "namespace"), meta(i, "name"))):
             found = entry_of(collection.kind, item, self.group)
@@ -167,6 +170,12 @@ class KubernetesStore(Datastore):
             elif not marked_deleted(found) and within_scope(scope, found):
                 entries.append(found)
         return Listing(tuple(entries), revision, tuple(damaged))
+
+    def _lazily(self, scope: Blocks, items: builtins.list[Mapping[str, Any]], revision: Revision) -> Listing:
+        """Return a recent list of blocks, in which somebody looks for what is not there: most are never decoded."""
+        found = [lazy_block(item, self.group) for item in items]
+        entries = [each for each in found if isinstance(each, Entry) and within_scope(scope, each)]
+        return Listing(tuple(entries), revision, tuple(each for each in found if isinstance(each, Damaged)))
 
     def _pages(self, collection: Collection) -> tuple[builtins.list[Mapping[str, Any]], Revision]:
         """Return all items of a list, page by page; when a continuation expired, all at once instead (datastore §5)."""
@@ -278,9 +287,9 @@ class KubernetesStore(Datastore):
     def _write(self, write: Write) -> Entry:
         place = place_of(write.key, self.group)
         if place.kind == WORKLOAD_ENDPOINT:
-            return self._write_endpoint(place, write)
+            return write_endpoint(self._call, place, write)
         if place.kind == NODE:
-            return self._write_node(place, write)
+            return write_node(self._call, place, write)
         match write:
             case Create(key, value):
                 return self._create(place, key, value)
@@ -334,24 +343,6 @@ class KubernetesStore(Datastore):
         conditions = {k: v for k, v in (("uid", entry.uid), ("resourceVersion", entry.revision)) if v}
         body = {"kind": "DeleteOptions", "apiVersion": "v1", "preconditions": conditions}
         self._call(Request("DELETE", place.path, body=body))
-
-    def _write_endpoint(self, place: Place, write: Write) -> Entry:
-        """An endpoint is a pod: writing it tells the pod's address in annotations (datastore §9)."""
-        if isinstance(write, Delete):
-            value, patch = write.entry.value, pods.removal_patch(write.entry.revision, write.entry.uid)
-        else:
-            value = write.value
-            patch = pods.address_patch(cast(Resource, value))
-        request = Request("PATCH", f"{place.path}/status", body=patch, content_type=STRATEGIC_MERGE)
-        answer = self._call(request)
-        return Entry(write.key, value, meta(answer, "resourceVersion"), meta(answer, "uid"), answer)
-
-    def _write_node(self, place: Place, write: Write) -> Entry:
-        if not isinstance(write, Update):
-            raise NotSupported(type(write).__name__, str(write.key))
-        patch = pods.node_patch(write.entry.value, cast(Resource, write.value), write.entry.revision)
-        answer = self._call(Request("PATCH", f"{place.path}/status", body=patch, content_type=MERGE))
-        return Entry(write.key, pods.node_of(answer), meta(answer, "resourceVersion"), meta(answer, "uid"), answer)
 
     # --- upkeep --------------------------------------------------------------------------------------------
 
