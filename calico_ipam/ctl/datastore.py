@@ -76,7 +76,9 @@ def export(session: Session, /, target: str, force: bool) -> None:
 @contextmanager
 def _opened(source: str) -> Iterator[IO[str]]:
     if source == "-":
-        yield click.get_text_stream("stdin")
+        from calico_ipam.ctl.files import standard_input
+
+        yield standard_input()
         return
     with open(source, encoding="utf-8") as file:  # noqa: PTH123 - pathlib is not needed otherwise, and costs 7 ms
         yield file

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import click
 
-from calico_ipam.errors import IPAMError
+from calico_ipam.errors import IPAMError, NotConfigured
 
 
 class Told(IPAMError):
@@ -81,6 +81,8 @@ def exact(error: BaseException) -> tuple[str, bool]:
     """Return the words that calicoctl would use, and whether they are part of its standard output."""
     if isinstance(error, Told):
         return error.exact, error.on_stdout
+    if isinstance(error, NotConfigured) and str(error).startswith("Error reading config file"):
+        return str(error), True
     if isinstance(error, click.UsageError) and hasattr(error, "command_name"):
         program = error.ctx.find_root().info_name if error.ctx is not None else ""
         return f'unknown command "{error.command_name}" for "{program}"', False

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import click
+from typing import Any, TextIO
 
 from calico_ipam.ctl.failures import Told
 from calico_ipam.ctl.kinds import KINDS
@@ -76,9 +75,20 @@ def _file(path: str) -> list[dict[str, Any]]:
 
 def _stdin() -> str:
     try:
-        return click.get_text_stream("stdin", encoding="utf-8", errors="strict").read()
+        return standard_input().read()
     except (UnicodeDecodeError, ValueError, OSError):
         raise Told("standard input is closed or no text", hint="Pipe YAML or JSON into it.") from None
+
+
+def standard_input() -> TextIO:
+    """Return standard input as text in UTF-8, whatever the locale. Raises Told when it is closed."""
+    stream = sys.stdin
+    if stream is None or stream.closed:
+        raise Told("standard input is closed", hint="Pipe the file into it, or name a file.")
+    reconfigure = getattr(stream, "reconfigure", None)
+    if reconfigure is not None:
+        reconfigure(encoding="utf-8", errors="strict")
+    return stream
 
 
 def _parts(name: str, text: str) -> Iterator[tuple[Source, str]]:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from calico_ipam.ctl.kinds import Kind
+from calico_ipam.errors import InvalidInput
+from calico_ipam.model.addresses import parse_network
 from calico_ipam.model.pool import AUTOMATIC, DEFAULT_BLOCK_SIZE, TUNNEL, WORKLOAD
 from calico_ipam.model.resource import Resource
 from calico_ipam.model.resource_schema import ANY, METADATA, SCHEMAS
@@ -22,7 +24,10 @@ def completed(resource: Resource) -> Resource:
     if resource.kind != "IPPool":
         return resource
     spec = dict(resource.spec)
-    version = 6 if ":" in str(spec.get("cidr") or "") else 4
+    try:
+        version = parse_network(str(spec.get("cidr"))).version
+    except InvalidInput:
+        return resource  # upstream fills in nothing then
     defaults = {
         "vxlanMode": "Never",
         "ipipMode": "Never",
@@ -45,7 +50,7 @@ def document(resource: Resource, *, export: bool = False) -> dict[str, Any]:
     schema = SCHEMAS.get(made.kind)
     spec = dict(made.spec)
     if schema is not None and schema.spec != ANY:
-        ordered = {name: spec[name] for name in schema.spec if name in spec and (spec[name] or name in schema.kept)}
+        ordered = {name: spec[name] for name in schema.spec if name in spec and (spec[name] or name in schema.kept | schema.shown)}
         spec = ordered | {name: value for name, value in spec.items() if name not in schema.spec}
     found: dict[str, Any] = {"kind": made.kind, "apiVersion": "projectcalico.org/v3", "metadata": metadata, "spec": spec}
     status = made.document.get("status")

@@ -107,7 +107,7 @@ KINDS: Sequence[Kind] = (
             "DISABLED": _spec("disabled", default="false"),
             "DISABLEBGPEXPORT": _spec("disableBGPExport", default="false"),
             "SELECTOR": _spec("nodeSelector"),
-            "ASSIGNMENTMODE": _spec("assignmentMode"),
+            "ASSIGNMENTMODE": _spec("assignmentMode", default="<nil>"),
         },
     ),
     Kind(

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from calico_ipam.ctl.commands import Commands, Later, is_exact
-from calico_ipam.ctl.failures import EXIT_CODES, SILENT, exact, exit_code, told
+from calico_ipam.ctl.failures import EXIT_CODES, SILENT, Told, exact, exit_code, told
 from calico_ipam.ctl.output import note, on_terminal
 from calico_ipam.ctl.session import Session, common_options
 
@@ -73,7 +73,7 @@ def _report(error: BaseException, session: Session) -> None:
     if not isinstance(error, click.ClickException | OSError | KeyboardInterrupt):
         _trace(error)
     try:
-        if is_exact(session) or (session.compat and isinstance(error, click.UsageError)):
+        if is_exact(session) or (session.compat and isinstance(error, click.UsageError | Told)):
             text, on_stdout = exact(error)
             click.echo(text, err=not on_stdout)
             return

@@ -52,6 +52,7 @@ PLURALS = {
     # Only moved from store to store, by `datastore migrate`; nothing here understands them.
     "BlockAffinity": "blockaffinities",
     "Tier": "tiers",
+    "BGPFilter": "bgpfilters",
     "GlobalNetworkPolicy": "globalnetworkpolicies",
     "GlobalNetworkSet": "globalnetworksets",
     "StagedGlobalNetworkPolicy": "stagedglobalnetworkpolicies",

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from calico_ipam.datastore.api import Delete, Entry
 from calico_ipam.engine.admin import remove_ipam_host
 from calico_ipam.engine.holder import find_holding
-from calico_ipam.engine.release import release_from_block
+from calico_ipam.engine.leaks import release_leaks
 from calico_ipam.engine.survey import TUNNELS
 from calico_ipam.engine.world import Engine, node_key
 from calico_ipam.errors import Conflict, InvalidInput, NotFound, NotSupported
@@ -90,10 +90,9 @@ def delete_node(engine: Engine, name: str) -> NodePlan:
     An address is released only if its allocation is this node's.
     """
     wanted = plan_node(engine, name)
-    for address in wanted.addresses:
-        held = find_holding(engine, address)
-        if held is not None and held.released_at is None and held.node in ("", name):
-            release_from_block(engine, held.block, [held.release_option()])
+    held = [find_holding(engine, address) for address in wanted.addresses]
+    ours = [each.release_option() for each in held if each is not None and each.node in ("", name)]
+    release_leaks(engine, ours, unattributed=True)
     for entry in wanted.endpoints:
         _remove(engine, entry)
     remove_ipam_host(engine, BlockOwner(HOST, name))

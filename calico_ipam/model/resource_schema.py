@@ -71,6 +71,7 @@ class Schema:
     spec: Field
     status: Field = ANY
     kept: frozenset[str] = field(default_factory=frozenset)
+    shown: frozenset[str] = field(default_factory=frozenset)  #: printed even when it is zero, but never made up
 
 
 SCHEMAS: Mapping[str, Schema] = {
@@ -90,7 +91,8 @@ SCHEMAS: Mapping[str, Schema] = {
     "KubeControllersConfiguration": Schema(ANY),
     "WorkloadEndpoint": Schema(ANY),
     "ClusterInformation": Schema(
-        {"clusterGUID": "string", "clusterType": "string", "calicoVersion": "string", "datastoreReady": "bool", "variant": "string"}
+        {"clusterGUID": "string", "clusterType": "string", "calicoVersion": "string", "datastoreReady": "bool", "variant": "string"},
+        shown=frozenset({"datastoreReady"}),
     ),
 }
 

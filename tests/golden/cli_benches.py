@@ -120,8 +120,8 @@ class TextBench:
         if "ETCD" in self._environment:
             return dict(recorded)
         found = dict(recorded)
-        if "127.0.0.1:1" in found.get("ETCD_ENDPOINTS", ""):
-            found.pop("ETCD_ENDPOINTS")
+        if found.get("ETCD_ENDPOINTS", "").endswith("127.0.0.1:1"):
+            return found  # nobody listens there, and that is what the case is about
         for name in _TYPES:
             if found.get(name) == "etcdv3":
                 found[name] = "sqlite"

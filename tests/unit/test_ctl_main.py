@@ -52,7 +52,10 @@ def test_help_is_no_failure(argv: tuple[str, ...]) -> None:
 
 
 def commands(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    for name, command in group.commands.items():
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
         yield (*path, name)
         if isinstance(command, click.Group):
             yield from commands(command, (*path, name))
@@ -65,7 +68,9 @@ def test_every_command_and_option_explains_itself(path: tuple[str, ...]) -> None
     command: click.Command = cli
     for name in path:
         assert isinstance(command, click.Group)
-        command = command.commands[name]
+        found = command.get_command(click.Context(command), name)
+        assert found is not None
+        command = found
     assert command.help
     for parameter in command.params:
         assert not isinstance(parameter, click.Option) or parameter.help, f"{parameter.name} has no help"
@@ -109,13 +114,13 @@ def test_shells_can_complete() -> None:
     [
         (("bogus",), "No such command 'bogus'"),
         (("ipam", "bogus"), "No such command 'bogus'"),
-        (("ipam", "show", "--foo"), "No such option"),
-        (("ipam", "show", "--ip"), "Option '--ip' requires an argument"),
-        (("ipam", "release"), "Missing option '--ip'"),
+        (("ipam", "show", "--foo"), "unknown flag: --foo"),
+        (("ipam", "show", "--ip"), "flag needs an argument: --ip"),
+        (("ipam", "release"), "Say what to release"),
         (("pool", "create"), "Missing argument 'CIDR'"),
         (("pool", "list", "extra"), "unexpected extra argument"),
-        (("pool", "list", "-o", "xml"), "'xml' is not one of"),
-        (("-l", "loud", "pool", "list"), "'loud' is not one of"),
+        (("pool", "list", "-o", "xml"), "'xml' is none of"),
+        (("-l", "loud", "pool", "list"), "unknown log level: loud"),
         (("--datastore", "nonsense", "pool", "list"), "nonsense is no datastore URL"),
         (("--datastore", "sqlite://relative", "pool", "list"), "names no absolute path"),
         (("--datastore", "oracle://x", "pool", "list"), "unknown kind of datastore 'oracle'"),
@@ -133,7 +138,8 @@ def test_bad_input_is_one_sentence_and_exit_code_1(argv: tuple[str, ...], text: 
     assert result.exit_code == 1
     assert result.stdout == ""
     assert text in result.stderr
-    assert result.stderr.startswith("error")
+    own = argv[0] != "ipam" and argv[-2:] != ("ipam", "show")  # calicoctl's commands say nothing but the sentence
+    assert result.stderr.startswith("error") is (own or argv == ("ipam", "bogus"))
     assert "Traceback" not in result.stderr
 
 
