@@ -202,7 +202,7 @@ def parse_result(document: Mapping[str, Any], configured: str) -> Result:
         if version in MIDDLE or version in NEWER:
             return _read_newer(document)
     except (ValueError, TypeError, AttributeError) as error:
-        raise CNIError(f"failed to parse the result of the IPAM plugin: {error}") from None
+        raise CNIError(str(error), "It stands in a result of a plugin, which cannot be used.") from None
     raise CNIError(f"unsupported CNI result version {go_quote(str(version))}")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -114,15 +113,22 @@ class PodRecord:
             ) from error
 
     def _is_annotated(self, endpoint: Resource) -> bool:
-        document = self.cluster.within(Deadline.after(timers.RECORDS)).pod_now(
-            self.identity.namespace, self.identity.pod
-        )
-        annotations = annotations_of(document)
-        return (
-            mapping(document.get("metadata")).get("uid") == self.pod.uid
-            and annotations.get(CONTAINER_ID) == self.identity.container_id
-            and annotations.get(POD_IPS) == ",".join(endpoint.spec["ipNetworks"])
-        )
+        document = self._now()
+        wanted = ",".join(endpoint.spec["ipNetworks"])
+        return self._names_us(document) and annotations_of(document).get(POD_IPS) == wanted
+
+    def _now(self) -> Mapping[str, Any]:
+        """Return the pod as it is now, empty when it is gone."""
+        try:
+            bound = self.cluster.within(Deadline.after(timers.RECORDS))
+            return bound.pod_now(self.identity.namespace, self.identity.pod)
+        except NotFound:
+            return {}
+
+    def _names_us(self, document: Mapping[str, Any]) -> bool:
+        """Tell whether a pod is the one that was read at first and names this container."""
+        same = mapping(document.get("metadata")).get("uid") == self.pod.uid
+        return same and annotations_of(document).get(CONTAINER_ID) == self.identity.container_id
 
     def _store(self, endpoint: Resource) -> None:
         key, found = ResourceKey(WORKLOAD_ENDPOINT, endpoint.name, endpoint.namespace), self.found
@@ -144,9 +150,8 @@ class PodRecord:
     def forget(self) -> None:
         """Remove the record of a failed ADD, if it was written at all."""
         if self._of_pods:
-            with suppress(NotFound):
-                self.cluster.pod_now(self.identity.namespace, self.identity.pod)
-            remove_annotations(self.call, self.store, self.cluster, self.identity)
+            if self._names_us(self._now()):
+                remove_annotations(self.call, self.store, self.cluster, self.identity)
             return
         stored = get_record(self.store, self.name, self.identity.namespace)
         if stored is not None:

@@ -70,6 +70,7 @@ class CaseHost:
         for name in ("work", "run/netns", "varlib", "lock", "bin", "empty", "store"):
             (folder / name).mkdir(parents=True)
         self.node = Namespace(unique("cnr-host"))
+        self.node.set_sysctl("net/ipv4/conf/default/forwarding", 0)  # as it was where the recordings were made
         self.pods: dict[str, Namespace] = {}
         for placeholder in setup.get("netns", ["{NETNS}"]):
             self.add_pod(placeholder)
@@ -242,7 +243,7 @@ server.serve_forever()
 
 @contextmanager
 def case_host(setup: Mapping[str, Any], kube: KubeServer | None = None) -> Iterator[CaseHost]:
-    """Yield a host with nothing on it but what ``setup`` names; it is gone afterwards. ``kube``: for cases with pods."""
+    """Yield a host with nothing on it but what ``setup`` names; gone afterwards. ``kube``: for cases with pods."""
     folder = Path(tempfile.mkdtemp(prefix="cnr-", dir=memory_folder()))
     host = None
     try:

@@ -1,0 +1,314 @@
+"""Where our plugins differ from the recorded CNI cases with pods of Kubernetes on purpose (ruling 26).
+
+The table goes on from :mod:`tests.golden.cni_exceptions`, whose rules hold here too.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.golden.cni_exceptions import (
+    SUCCESS,
+    UNTOUCHED,
+    CNIDeviation,
+    _any_text,
+    _error,
+    _networked,
+    _nothing,
+)
+from tests.golden.cni_host import Outcome
+from tests.golden.cni_match import ANY
+from tests.golden.cni_replay import Moment, Step, needs_kubernetes
+
+LOCK, MARKER = "{LOCK_FILE}", "{UPGRADE_MARKER}"
+
+
+def _upto(moment: Moment) -> list[Moment]:
+    return [*moment.earlier(), moment]
+
+
+def _files(step: Step) -> dict[str, Any]:
+    return dict(step.get("files", {}))
+
+
+def _on_kubernetes(moment: Moment) -> bool:
+    return moment.case["backend"] == "kubernetes"
+
+
+def _pods_changed(step: Step) -> dict[str, Any]:
+    """Return what a run changed, with pods' annotations left open."""
+    changed = step["datastore_changed"]
+    return {key: ANY if "/pods/" in key else value for key, value in changed.items()}
+
+
+# --- refused earlier than upstream -------------------------------------------------------------------------
+
+
+def _no_policy(moment: Moment) -> bool:
+    return moment.verb == "ADD" and moment.message.startswith("Invalid name ") and _on_kubernetes(moment)
+
+
+def _after_no_policy(moment: Moment) -> bool:
+    return moment.verb == "DEL" and any(_no_policy(other) for other in moment.earlier())
+
+
+def _other_uid(moment: Moment) -> bool:
+    return moment.verb == "ADD" and ";K8S_POD_UID=11111111-" in moment.step["env"].get("CNI_ARGS", "")
+
+
+_EXPECT_UID, _CHECK_UID = _any_text(999, "has UID", "but the sandbox is for UID 11111111-")
+
+
+def _negative(moment: Moment) -> bool:
+    return moment.message.startswith("invalid pod startup delay")
+
+
+def _feature_off(moment: Moment) -> bool:
+    return moment.message == "requested feature is not enabled: floating_ips"
+
+
+# --- 15.13: affinities are upgraded before blocks are searched too -----------------------------------------
+
+
+def _makes_marker(moment: Moment) -> bool:
+    """Tell whether ours gets to the datastore's blocks in this run."""
+    return moment.verb == "ADD" and LOCK in _files(moment.step) and not (_no_policy(moment) or _other_uid(moment))
+
+
+def _marker(moment: Moment) -> bool:
+    made = any(_makes_marker(other) for other in _upto(moment))
+    return _on_kubernetes(moment) and made and MARKER not in _files(moment.step)
+
+
+# --- 15.3: addresses of an annotation have a route on the host ---------------------------------------------
+
+
+def _fixed(moment: Moment) -> bool:
+    """Tell whether a run networked a pod whose annotations name its addresses."""
+    networked = moment.verb == "ADD" and moment.step["exit_code"] == 0 and moment.answer.get("interfaces")
+    ours = moment.netconf.get("ipam", {}).get("type") == "calico-ipam"
+    return bool(networked and ours and not moment.answer.get("routes"))
+
+
+def _shows_fixed(moment: Moment) -> bool:
+    return needs_kubernetes(moment.case) and bool(_standing(moment))
+
+
+def _standing(moment: Moment) -> dict[str, list[str]]:
+    """Return host link -> addresses of annotations, of the links that stand after a run."""
+    found = {}
+    for other in _upto(moment):
+        if _fixed(other):
+            ips = [entry["address"].partition("/")[0] for entry in other.answer["ips"]]
+            found[other.answer["interfaces"][0]["name"]] = ips
+    return {name: ips for name, ips in found.items() if name in moment.step.get("host", {})}
+
+
+def _with_host_routes(moment: Moment, step: Step) -> Step:
+    host = dict(step["host"])
+    for name, ips in _standing(moment).items():
+        routes = [_host_route(ip) for ip in ips] + list(host[name]["routes"])
+        host[name] = {**host[name], "routes": routes}
+    return {**step, "host": host}
+
+
+def _host_route(ip: str) -> dict[str, Any]:
+    route: dict[str, Any] = {"type": "unicast", "dst": ip, "protocol": "boot"}
+    route |= {"scope": "global", "metric": 1024} if ":" in ip else {"scope": "link"}
+    return {**route, "flags": []}
+
+
+# --- 15.5: nothing stays of a failed ADD -------------------------------------------------------------------
+
+
+def _leaks(moment: Moment) -> bool:
+    changed = moment.step["datastore_changed"]
+    handles = [value for key, value in changed.items() if "/ipamhandles/" in key]
+    failed = moment.verb == "ADD" and moment.step["exit_code"] == 1 and not _negative(moment)
+    return failed and any(value is not None for value in handles)
+
+
+def _after_leak(moment: Moment) -> bool:
+    failed = any(_leaks(other) or _negative(other) for other in moment.earlier())
+    return moment.verb == "DEL" and failed
+
+
+def _nothing_held(outcome: Outcome) -> str:
+    for key, value in outcome.datastore_changed.items():
+        if "/ipamhandles/" in key and value is not None:
+            return f"{key} stays"
+        if "/ipamblocks/" in key and value and value["spec"]["attributes"]:
+            return f"{key} still has holders"
+    return ""
+
+
+def _without_ipam(_moment: Moment, step: Step) -> Step:
+    kept = {key: value for key, value in step["datastore_changed"].items() if "/ipam" not in key}
+    return {**step, "datastore_changed": kept}
+
+
+def _dangling_route(moment: Moment) -> bool:
+    return moment.verb == "ADD" and moment.message == "invalid CIDR address: <nil>"
+
+
+def _given_back(_moment: Moment, step: Step) -> Step:
+    return {**step, "files": {key: value for key, value in _files(step).items() if not key.endswith("/10.60.0.2")}}
+
+
+# --- ruling 2: a second interface would take the first one's link ------------------------------------------
+
+
+def _second(moment: Moment) -> bool:
+    """Tell whether a run adds another interface to a sandbox that has one."""
+    env = moment.step["env"]
+    same = [
+        other.step["env"]
+        for other in moment.earlier()
+        if other.verb == "ADD" and other.step["env"]["CNI_NETNS"] == env.get("CNI_NETNS")
+    ]
+    return (
+        needs_kubernetes(moment.case)
+        and moment.verb == "ADD"
+        and any(first["CNI_IFNAME"] != env["CNI_IFNAME"] for first in same)
+    )
+
+
+def _refused_second(moment: Moment, step: Step) -> Step:
+    first = moment.earlier()[-1].step
+    message = "pod test/nginx is connected by interface eth0 already; a second interface eth1 is not possible"
+    state = {"datastore_changed": {}, "container": first["container"], "host": first["host"]}
+    return {**step, **_error(999, message), **state}
+
+
+def _of_second(moment: Moment) -> bool:
+    return moment.verb == "DEL" and moment.index > 0 and any(_second(other) for other in moment.earlier())
+
+
+def _delete_second(moment: Moment, step: Step) -> Step:
+    first = moment.earlier()[0].step
+    if step["env"]["CNI_IFNAME"] != first["env"]["CNI_IFNAME"]:
+        return {**step, "datastore_changed": {}, "container": first["container"], "host": first["host"]}
+    changed = {key: ANY if "block/" in key or "/ipamblocks/" in key else None for key in first["datastore_changed"]}
+    rows = ("/blockaffinities/", "/ipam/v2/host/")
+    kept = {key: value for key, value in changed.items() if not any(row in key for row in rows) and "/pods/" not in key}
+    return {**step, "datastore_changed": {**kept, **step["datastore_changed"]}}
+
+
+# --- the others ---------------------------------------------------------------------------------------------
+
+
+def _stale_nat(moment: Moment) -> bool:
+    return "(NAT is not in the endpoint networks)" in moment.message
+
+
+def _bad_sources_at_delete(moment: Moment) -> bool:
+    return moment.verb == "DEL" and "as a CIDR: invalid CIDR address" in moment.message
+
+
+def _deleted_all_the_same(_moment: Moment, step: Step) -> Step:
+    changed = {"/api/v1/namespaces/test/pods/nginx": ANY}
+    return {**step, **_nothing(), "datastore_changed": changed, "files": {LOCK: ""}}
+
+
+def _no_pod_at_delete(moment: Moment) -> bool:
+    return moment.verb == "DEL" and moment.message.startswith("insufficient identifiers, missing '")
+
+
+def _unreachable(moment: Moment) -> bool:
+    return "127.0.0.1:1: connect: connection refused" in moment.message and needs_kubernetes(moment.case)
+
+
+_EXPECT_UNREACHABLE, _CHECK_UNREACHABLE = _any_text(11, "error getting ClusterInformation: ", "127.0.0.1:1")
+
+
+def _left_link(moment: Moment) -> bool:
+    """Tell whether a DEL without a namespace left the link that its own container had."""
+    quiet = moment.verb == "DEL" and not moment.step["env"].get("CNI_NETNS")
+    return quiet and needs_kubernetes(moment.case) and bool(moment.step.get("host"))
+
+
+def _mapped(**fields: Any) -> Any:
+    return lambda _moment, step: {**step, **fields}
+
+
+POD_DEVIATIONS: tuple[CNIDeviation, ...] = (
+    CNIDeviation(
+        "15.5", "a profile that cannot be is refused before anything is made", _no_policy, _mapped(**UNTOUCHED)
+    ),
+    CNIDeviation(
+        "15.5",
+        "a pod that was refused has no container ID on it",
+        _after_no_policy,
+        lambda _moment, step: {**step, "datastore_changed": _pods_changed(step)},
+    ),
+    CNIDeviation(
+        "15.6",
+        "a pod of another UID than the runtime's is refused",
+        _other_uid,
+        lambda moment, step: {**_EXPECT_UID(moment, step), **UNTOUCHED},
+        _CHECK_UID,
+    ),
+    CNIDeviation(
+        "15.5",
+        "a negative waiting time is refused before anything is made",
+        _negative,
+        _mapped(datastore_changed={}, container={}, host={}),
+    ),
+    CNIDeviation(
+        "15.5",
+        "a feature that is off is refused before anything is made",
+        _feature_off,
+        _mapped(datastore_changed={}, container=ANY, host=ANY),
+    ),
+    CNIDeviation(
+        "15.13",
+        "affinities are upgraded before blocks are searched, not only before an address is taken",
+        _marker,
+        lambda _moment, step: {**step, "files": {**_files(step), MARKER: ""}},
+    ),
+    CNIDeviation("15.3", "addresses of annotations have a route on the host", _shows_fixed, _with_host_routes),
+    CNIDeviation(
+        "15.5",
+        "what an ADD had taken before it failed is free again",
+        _leaks,
+        _mapped(datastore_changed=ANY),
+        _nothing_held,
+    ),
+    CNIDeviation("15.5", "after that, DEL finds nothing to release", _after_leak, _without_ipam),
+    CNIDeviation("15.5", "an answer that cannot be read gives its address back", _dangling_route, _given_back),
+    CNIDeviation("ruling-2", "a second interface is refused before anything is made", _second, _refused_second),
+    CNIDeviation("15.20", "DEL of a refused interface leaves the first one alone", _of_second, _delete_second),
+    CNIDeviation(
+        "15.7",
+        "floating addresses are set anew when a pod is networked again",
+        _stale_nat,
+        _mapped(**SUCCESS),
+        _networked,
+        resync=True,
+    ),
+    CNIDeviation(
+        "P21",
+        "an annotation that cannot be read does not keep a pod from going",
+        _bad_sources_at_delete,
+        _deleted_all_the_same,
+    ),
+    CNIDeviation(
+        "P21",
+        "DEL of what the Kubernetes datastore cannot hold releases the address and is done",
+        _no_pod_at_delete,
+        _mapped(**_nothing()),
+    ),
+    CNIDeviation(
+        "15.10",
+        "an API server that does not answer is told with code 11",
+        _unreachable,
+        _EXPECT_UNREACHABLE,
+        _CHECK_UNREACHABLE,
+    ),
+    CNIDeviation(
+        "ruling-1",
+        "the link of a container that is deleted goes even without its namespace",
+        _left_link,
+        _mapped(container={}, host={}),
+    ),
+)
