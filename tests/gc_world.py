@@ -14,7 +14,7 @@ from typing import Any
 from calico_gc import intake
 from calico_gc.controller import Controller
 from calico_gc.decide import UNREADABLE, LiveNode, Rules, Standing, Unreadable
-from calico_gc.facts import Pod, PodKey, VirtualMachines, cached_pod, kube_node, kubernetes_name, live_pod
+from calico_gc.facts import Allocation, Pod, PodKey, VirtualMachines, cached_pod, kube_node, kubernetes_name, live_pod
 from calico_gc.gate import GatedStore, refuse_all
 from calico_gc.intake import Change, Intake
 from calico_gc.invariants import broken
@@ -128,6 +128,9 @@ class FakeLive:
 @dataclass
 class FakeWorkloads:
     kube: FakeKubernetes
+
+    def container_gone(self, allocation: Allocation) -> bool:
+        return False
 
     @property
     def machines(self) -> VirtualMachines | None:

@@ -115,7 +115,7 @@ class Controller:
         self._release_nodes(now)
         self._companions(now)
         self._look_at_handles(now)
-        self.sleep_until(self.backoff.next_due())
+        self.sleep_until(self.backoff.next_due(now.mono))
         self.record.syncs["ok"] += 1
         self.record.last_success = now.wall
         return True
@@ -172,7 +172,9 @@ class Controller:
                 log.info("IP is in use after all: %s", self.named(key))
         for remark in decision.remarks:
             self._remark(now, remark.kind, remark.allocation)
-        if decision.release and (node in self.state.owned or node in self.state.by_node):
+        if decision.release and node not in self.state.owned and node not in self.state.by_node:
+            self.record.forget_node(node)  # nothing is left of it: its series end
+        elif decision.release:
             self.leaving.setdefault(node)  # looked at again by every full scan, and when something of it changes
             self.state.dirty.pop(node, None)
             return

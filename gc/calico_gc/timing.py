@@ -39,6 +39,8 @@ def moment(clock: Clock) -> Moment:
     return Moment(clock.monotonic(), clock.now())
 
 
+#: seconds after which a failure that was never tried again is forgotten
+FORGOTTEN = 600.0
 Key = tuple[str, str]  #: what is tried, and on which object
 
 
@@ -75,14 +77,14 @@ class Backoff:
         """Return what has failed and is not to be tried yet."""
         return [key for key, (_, due) in self._failures.items() if now < due]
 
-    def next_due(self) -> float | None:
-        """Return the earliest time at which something may be tried again."""
-        return min((due for _, due in self._failures.values()), default=None)
+    def next_due(self, now: float) -> float | None:
+        """Return the earliest time from ``now`` on at which something may be tried again.
 
-    def keep(self, keys: set[Key]) -> None:
-        """Forget what is of no concern any more, so that the map stays small."""
-        for key in [k for k in self._failures if k not in keys]:
+        What is due already was tried in this pass or is of no concern any more; the latter is forgotten after a while.
+        """
+        for key in [k for k, (_, due) in self._failures.items() if now - due > FORGOTTEN]:
             del self._failures[key]
+        return min((due for _, due in self._failures.values() if due > now), default=None)
 
 
 class Bucket:
