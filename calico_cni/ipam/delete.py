@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from calico_cni import timers
 from calico_cni.context import Answer, Call
 from calico_cni.identity import identify
@@ -12,13 +10,13 @@ from calico_cni.ipam.lock import host_lock
 from calico_ipam.datastore.api import Deadline
 from calico_ipam.engine.client import IPAM
 from calico_ipam.errors import NotFound
+from calico_ipam.model.keys import HandleKey
 
 
 def delete(call: Call) -> Answer:
     """Release by the container's handle and by the one of old releases; what is gone already is fine."""
     identity = identify(call)
     identity.endpoint_name()
-    handles = (identity.handle(call.conf.name), identity.legacy_handle())
     with call.store() as store:
         if may_be_launcher(call, store, identity):
             from calico_cni.ipam.machine import delete_machine
@@ -26,15 +24,24 @@ def delete(call: Call) -> Answer:
             delete_machine(call, store, identity)
         with host_lock(call.conf.ipam_lock_file, call.log):
             ipam = IPAM(store, hostname=identity.node, clock=call.context.clock)
-            _release(call, ipam.within(Deadline.after(timers.ALLOCATION)), handles)
+            bound = ipam.within(Deadline.after(timers.ALLOCATION))
+            _release(call, bound, identity.handle(call.conf.name))
+            legacy = identity.legacy_handle()
+            if _exists(bound, legacy):
+                _release(call, bound, legacy)
     return Answer()
 
 
-def _release(call: Call, ipam: IPAM, handles: Iterable[str]) -> None:
-    for handle in handles:
-        try:
-            ipam.release_by_handle(handle)
-        except NotFound:
-            call.log.debug("Nothing is held", handle=handle)
-        else:
-            call.log.info("Released addresses", handle=handle)
+def _exists(ipam: IPAM, handle: str) -> bool:
+    """Ask for one of the old handles, which hardly any cluster has any more, before pools and settings are read."""
+    key = HandleKey(handle)
+    return ipam.store.read(key).entry(key) is not None
+
+
+def _release(call: Call, ipam: IPAM, handle: str) -> None:
+    try:
+        ipam.release_by_handle(handle)
+    except NotFound:
+        call.log.debug("Nothing is held", handle=handle)
+    else:
+        call.log.info("Released addresses", handle=handle)
