@@ -66,12 +66,8 @@ def test_nothing_anywhere_is_an_error_to_be_repeated(bench: PodBench, content: s
 
 
 def test_sections_are_merged_only_where_they_are_of_one_kind() -> None:
-    installed = {
-        "name": "a",
-        "mtu": 1400,
-        "ipam": {"type": "host-local", "subnet": "10.0.0.0/8"},
-        "cniVersion": "1.0.0",
-    }
+    ipam = {"type": "host-local", "subnet": "10.0.0.0/8"}
+    installed = {"name": "a", "mtu": 1400, "ipam": ipam, "cniVersion": "1.0.0"}
     same = _under({"name": "b", "ipam": {"type": "host-local"}}, installed)
     assert same == {"name": "b", "mtu": 1400, "ipam": ipam}
     other = _under({"name": "b", "ipam": {"type": "static"}, "MTU": 9000}, installed)
