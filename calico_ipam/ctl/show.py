@@ -202,14 +202,14 @@ def show_address(session: Session, address: Address) -> None:
 
     held = find_holding(session.engine, address)
     if session.wants_document:
-        document(_holding_document(address, held), session.output)
+        document(holding_document(address, held), session.output)
     elif held is None or held.ripe or (session.compat and not _seen_by_calicoctl(session, held)):
         say(f"{address} is not assigned")
     elif session.compat and held.released_at is not None:
         raise AddressInCooldown(str(address))
     else:
         details = session.for_people or session.output == "wide"
-        for line in holding_lines(held) + (_details(held) if details else []):
+        for line in holding_lines(held) + (details(held) if details else []):
             say(line)
 
 
@@ -240,7 +240,8 @@ def _sorted_lines(items: Iterable[tuple[str, str]]) -> list[str]:
     return [f"  {key}: {value}" for key, value in sorted(items)]
 
 
-def _details(held: Holding) -> list[str]:
+def details(held: Holding) -> list[str]:
+    """Return what calicoctl does not say of an address: its block, whether it is borrowed, since when it is held."""
     owner = f"of {held.block_owner.host}" if held.block_owner else "of no node"
     lines = [f"Block: {held.block}, {owner}, {f'in pool {held.pool}' if held.pool else 'in no pool'}"]
     if held.released_at is None:
@@ -249,7 +250,8 @@ def _details(held: Holding) -> list[str]:
     return lines
 
 
-def _holding_document(address: Address, held: Holding | None) -> dict[str, Any]:
+def holding_document(address: Address, held: Holding | None) -> dict[str, Any]:
+    """Return an address and its holder as a document."""
     if held is None:
         return {"ip": str(address), "state": "free"}
     cooling = held.released_at is not None
