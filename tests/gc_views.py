@@ -40,13 +40,14 @@ def block(
     made = Block.new(parse_network(cidr), now=NOW.wall - 86_400 * SECOND, owner=owner)
     for number in range(pods):
         name = f"web-{host or 'x'}-{number}"
-        given = {
+        every = {
             "node": host or "node-x",
             "namespace": "shop",
             "pod": name,
             "timestamp": format_attribute_time(NOW.wall - round(age * SECOND)),
             **attrs,
         }
+        given = {key: value for key, value in every.items() if value}
         made = made.assign_address(
             made.address(number), handle=f"k8s-pod-network.{abs(hash_of(cidr, number)):064x}", attrs=given
         )
@@ -110,7 +111,7 @@ def small_view() -> View:
     state.put_block(block("10.244.0.128/26", "node-b"), "103")
     state.put_block(block("10.244.1.0/26", "node-gone", 5), "104")
     state.put_block(block("10.244.1.64/26", None, 2), "105")
-    state.put_block(block("10.244.2.0/26", "load-balancer", 1, kind="virtual", service="shop", pod=""), "106")
+    state.put_block(block("10.244.2.0/26", "load-balancer", 1, kind="virtual", service="shop", pod="", node=""), "106")
     state.put_block(block("fd00:10::/122", "node-c", 9), "107")
     state.put_block(block("172.30.0.0/26", "node-c", 3), "108")  # no pool has it
     state.damaged["10.244.3.0/26"] = "spec.allocations: expected a list"

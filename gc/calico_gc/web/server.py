@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +21,8 @@ log = logging.getLogger(__name__)
 
 #: the text format of Prometheus
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+#: seconds for which pages are made of the same view: somebody who follows links does not have everything counted again
+FRESH = 2.0
 #: seconds a client may take to ask
 PATIENCE = 30.0
 
@@ -58,11 +61,13 @@ class Answer:
 class Router:
     """Turns a path into an answer. Keeps the pages of the newest view, so that its numbers are counted once."""
 
-    def __init__(self, sources: Sources, origin: str = "calico-gc") -> None:
+    def __init__(self, sources: Sources, origin: str = "calico-gc", *, fresh: float = FRESH) -> None:
+        """``fresh``: seconds for which pages are made of the same view."""
         self._sources = sources
         self._origin = origin
+        self._fresh = fresh
         self._templates = templates()
-        self._site: Site | None = None
+        self._newest: tuple[float, Site] | None = None
 
     def answer(self, target: str) -> Answer:
         """Return the answer to a request for ``target``, the query included."""
@@ -78,19 +83,28 @@ class Router:
                 return self._page(parts.path, dict(parse_qsl(parts.query)))
 
     def _page(self, path: str, query: dict[str, str]) -> Answer:
-        view = self._sources.view()
-        if view is None:
+        site = self._site()
+        if site is None:
             text = "Nothing has been looked at yet; try again in a moment.\n"
             return Answer(HTTPStatus.SERVICE_UNAVAILABLE, text, "text/plain; charset=utf-8")
-        site = self._site
-        if site is None or site.view is not view:
-            self._site = site = Site(view, self._templates, origin=self._origin)
         try:
             page, status = site.page(path, query), HTTPStatus.OK
         except NoSuchPage as missing:
             body = site.render("missing.html.j2", what=str(missing))
             page, status = Page(path, "Not here", body), HTTPStatus.NOT_FOUND
         return Answer(status, site.document(page), policy=site.policy())
+
+    def _site(self) -> Site | None:
+        """Return the pages of a view that is not old; two requests at once may make it twice, which does no harm."""
+        newest = self._newest
+        if newest is not None and time.monotonic() - newest[0] < self._fresh:
+            return newest[1]
+        view = self._sources.view()
+        if view is None:
+            return None
+        site = Site(view, self._templates, origin=self._origin)
+        self._newest = time.monotonic(), site
+        return site
 
 
 def _health(health: Health) -> Answer:

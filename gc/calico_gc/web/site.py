@@ -317,7 +317,7 @@ class Site:
     def _all_problems(self) -> list[tuple[str, str, str, str]]:
         """Return (kind, subject, text, since) of all that a person should know."""
         view = self.view
-        found = [("damaged", name, f"{name} cannot be read: {why}", "") for name, why in sorted(view.damaged.items())]
+        found = [("damaged", name, why, "") for name, why in sorted(view.damaged.items())]
         found += [
             ("failing", f"{kind} {subject}", f"{words.deed(kind)} {subject} failed {times} times in a row", "")
             for (kind, subject), times in sorted(view.failing.items())

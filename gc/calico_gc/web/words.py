@@ -26,6 +26,9 @@ DEEDS = {
     "node": "releasing all blocks of node",
     "delete-node": "deleted Calico node",
     "labels": "copied labels to",
+    "handles": "work on handles:",
+    "handles-deleted": "deleted",
+    "handles-repaired": "repaired",
 }
 #: kind of a finding -> what it means
 REMARKS = {
@@ -34,6 +37,9 @@ REMARKS = {
     "in-use-on-gone-node": "keeps a node that is gone from being cleaned up",
     "held": "looks leaked, but its handle has another address in use; kept",
     "nameless": "nothing says whose they are; kept",
+    "machine-gone": "its virtual machine is gone; kept, and in the way of one of that name",
+    "damaged": "cannot be read; all of it counts as in use",
+    "failing": "tried again with growing pauses",
     "no-affinity-row": "block and affinity disagree; kept",
     "node-not-released": "a node that is gone could not be cleaned up yet",
 }
