@@ -90,9 +90,10 @@ class Audited:
 class KubeServer:
     """One kube-apiserver with RBAC, token and certificate authentication, audit log and Calico's definitions."""
 
-    def __init__(self, *groups: str) -> None:
+    def __init__(self, *groups: str, definitions: Path = SHARED / "crds") -> None:
         self.assets = assets()
         self.groups = groups or ("v1",)
+        self.definitions = definitions
         self.folder = Path(tempfile.mkdtemp(prefix="kube-test-"))
         self.port, self._etcd_port, self._peer_port = free_ports(3)
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -115,7 +116,7 @@ class KubeServer:
             self._write_files()
             self.start()
             for group in self.groups:
-                self.install(SHARED / "crds" / group)
+                self.install(self.definitions / group)
         except BaseException:
             self.__exit__()
             raise
