@@ -1,0 +1,183 @@
+"""The lease: taken, kept, lost, handed on; no write without it (gc §18.2)."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+from calico_gc.gate import NotAllowed
+from calico_gc.leader import Election, Forbidden, Leases
+
+from calico_ipam.errors import AlreadyExists, Conflict, NotFound, StoreUnavailable, Unauthorized
+from tests.gc_world import GcClock
+
+
+class FakeApi:
+    """A lease in memory, with revisions, and with an outage or a refusal on request."""
+
+    def __init__(self) -> None:
+        self.lease: dict[str, Any] | None = None
+        self.revision = 0
+        self.error: Exception | None = None
+        self.writes = 0
+
+    def call(self, request: Any, deadline: Any) -> dict[str, Any]:
+        if self.error is not None:
+            raise self.error
+        if request.method == "GET":
+            if self.lease is None:
+                raise NotFound(request.path)
+            return copy.deepcopy(self.lease)
+        if request.method == "POST" and self.lease is not None:
+            raise AlreadyExists(request.path)
+        if request.method == "PUT":
+            if self.lease is None:
+                raise NotFound(request.path)
+            if request.body["metadata"]["resourceVersion"] != self.lease["metadata"]["resourceVersion"]:
+                raise Conflict(request.path)
+        self.writes += 1
+        self.revision += 1
+        self.lease = copy.deepcopy(request.body)
+        self.lease["metadata"]["resourceVersion"] = str(self.revision)
+        return copy.deepcopy(self.lease)
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        assert self.lease is not None
+        return dict(self.lease["spec"])
+
+
+def candidate(api: FakeApi, clock: GcClock, name: str, told: list[str] | None = None) -> Election:
+    told = told if told is not None else []
+    leases = Leases(api, "kube-system")  # type: ignore[arg-type]
+    return Election(leases, name, clock, lambda: told.append("won"), lambda: told.append("lost"))
+
+
+def test_a_free_lease_is_taken_and_renewed() -> None:
+    api, clock, told = FakeApi(), GcClock(), list[str]()
+    mine = candidate(api, clock, "a", told)
+    mine.step()
+    assert (mine.leading, told) == (True, ["won"])
+    acquired = api.spec["acquireTime"]
+    assert api.spec == {
+        "holderIdentity": "a",
+        "leaseDurationSeconds": 15,
+        "acquireTime": acquired,
+        "renewTime": acquired,
+        "leaseTransitions": 0,
+    }
+    clock.advance(2)
+    mine.step()
+    assert api.spec["acquireTime"] == acquired
+    assert api.spec["renewTime"] > acquired
+    assert told == ["won"]
+
+
+def test_a_held_lease_is_left_alone_until_it_stands_still() -> None:
+    api, clock = FakeApi(), GcClock()
+    one, other = candidate(api, clock, "a"), candidate(api, clock, "b")
+    one.step()
+    for _ in range(20):
+        clock.advance(2)
+        one.step()
+        other.step()
+        assert not other.leading
+    for _ in range(7):  # a is gone
+        clock.advance(2)
+        other.step()
+        assert not other.leading
+    clock.advance(2)
+    other.step()
+    assert other.leading
+    assert api.spec["leaseTransitions"] == 1
+
+
+def test_clocks_of_others_do_not_matter() -> None:
+    api, clock, wrong = FakeApi(), GcClock(), GcClock()
+    wrong.wall += 10**15
+    candidate(api, wrong, "a").step()
+    other = candidate(api, clock, "b")
+    other.step()
+    clock.advance(14)
+    other.step()
+    assert not other.leading
+    clock.advance(1)
+    other.step()
+    assert other.leading
+
+
+def test_who_cannot_renew_stops_before_another_may_begin() -> None:
+    api, clock, told = FakeApi(), GcClock(), list[str]()
+    mine, other = candidate(api, clock, "a", told), candidate(api, clock, "b")
+    mine.step()
+    other.step()
+    api.error = StoreUnavailable("no")
+    for _ in range(4):
+        clock.advance(2)
+        mine.step()
+        mine.check()
+    clock.advance(2)
+    with pytest.raises(NotAllowed):
+        mine.check()
+    mine.step()
+    assert (mine.leading, told) == (False, ["won", "lost"])
+    api.error = None
+    other.step()
+    assert not other.leading, "ten seconds have passed, not fifteen"
+
+
+def test_a_lease_that_was_taken_away_is_lost_at_once() -> None:
+    api, clock, told = FakeApi(), GcClock(), list[str]()
+    mine = candidate(api, clock, "a", told)
+    mine.step()
+    assert api.lease is not None
+    api.lease["spec"]["holderIdentity"] = "b"
+    clock.advance(2)
+    mine.step()
+    assert told == ["won", "lost"]
+    with pytest.raises(NotAllowed):
+        mine.check()
+
+
+def test_of_two_at_once_one_wins() -> None:
+    api, clock = FakeApi(), GcClock()
+    one, other = candidate(api, clock, "a"), candidate(api, clock, "b")
+    read = api.call
+
+    def meanwhile(request: Any, deadline: Any) -> dict[str, Any]:
+        if request.method == "POST" and api.lease is None:
+            api.call = read  # type: ignore[method-assign]
+            other.step()
+        return read(request, deadline)
+
+    api.call = meanwhile  # type: ignore[method-assign]
+    one.step()
+    assert (one.leading, other.leading) == (False, True)
+
+
+def test_a_clean_end_hands_the_lease_back() -> None:
+    api, clock = FakeApi(), GcClock()
+    mine, other = candidate(api, clock, "a"), candidate(api, clock, "b")
+    mine.step()
+    mine.stop()
+    mine.run()
+    assert api.spec["holderIdentity"] == ""
+    other.step()
+    assert other.leading
+
+
+def test_leases_out_of_reach_say_so() -> None:
+    api, clock = FakeApi(), GcClock()
+    api.error = Unauthorized('leases.coordination.k8s.io is forbidden: User "x" cannot get resource')
+    with pytest.raises(Forbidden, match="forbidden"):
+        candidate(api, clock, "a").step()
+
+
+@pytest.mark.parametrize("spec", [{}, {"holderIdentity": None}, {"holderIdentity": "", "leaseTransitions": "x"}])
+def test_an_odd_lease_is_free(spec: dict[str, Any]) -> None:
+    api, clock = FakeApi(), GcClock()
+    api.lease = {"metadata": {"resourceVersion": "0"}, "spec": spec}
+    mine = candidate(api, clock, "a")
+    mine.step()
+    assert mine.leading
