@@ -144,8 +144,7 @@ def test_an_ipv6_host(file: Path) -> None:
         "current-context: c\ncontexts: []\n",
         "current-context: c\ncontexts: [{name: c, context: {cluster: c, user: c}}]\nclusters: []\nusers: []\n",
         "current-context: [1]\ncontexts: 7\n",
-        kubeconfig("http://h:1", {"client-certificate": "/absent/cert", "client-key": "/absent/key"}),
-        kubeconfig("http://h:1", {"client-certificate-data": "%%%", "client-key-data": "%%%"}),
+        kubeconfig("https://h:1", {"client-certificate": "/absent/cert", "client-key": "/absent/key"}),
     ],
 )
 def test_a_malformed_file_is_named(file: Path, text: str) -> None:
@@ -162,7 +161,7 @@ def test_an_absent_file_is_named(tmp_path: Path) -> None:
 
 
 def test_a_file_that_nobody_may_read_is_named(tmp_path: Path) -> None:
-    with store(kubeconfig=str(tmp_path)) as opened, pytest.raises(NotConfigured, match="cannot be used: .*directory"):
+    with store(kubeconfig=str(tmp_path)) as opened, pytest.raises(NotConfigured, match=r"cannot be used: .*directory"):
         opened.get(CONFIG)
 
 
