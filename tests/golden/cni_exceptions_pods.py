@@ -258,7 +258,7 @@ POD_DEVIATIONS: tuple[CNIDeviation, ...] = (
         "15.5",
         "a feature that is off is refused before anything is made",
         _feature_off,
-        _mapped(datastore_changed={}, container=ANY, host=ANY),
+        _mapped(datastore_changed={}, container=ANY, host=ANY, files=ANY),
     ),
     CNIDeviation(
         "15.13",

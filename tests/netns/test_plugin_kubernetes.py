@@ -1,0 +1,239 @@
+"""The installed plugins with pods of a real API server, as their own account, in network namespaces."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from calico_ipam.datastore.api import Create
+from calico_ipam.datastore.kube.store import KubernetesStore
+from calico_ipam.engine.client import IPAM
+from calico_ipam.model.affinity import HOST, BlockOwner
+from calico_ipam.model.keys import Blocks, ResourceKey
+from calico_ipam.model.resource import CLUSTER_INFORMATION, IP_POOL, Resource
+from tests.kube_tools import Audited, KubeServer
+from tests.netns_tools import Namespace, Node, inside, require_root
+from tests.plugin_account import give_rights, write_kubeconfig
+from tests.tunnel import Tunnel
+
+NETWORK, NODE = "k8s-pod-network", "worker-1"
+#: Requests of one call on a warm node (ruling 30).
+MOST_FOR_ADD, MOST_FOR_DEL = 11, 10
+
+
+@dataclass
+class Site:
+    """A node with the plugins, and the API server that it talks to."""
+
+    kube: KubeServer
+    node: Node
+    folder: Path
+    kubeconfig: Path
+    namespace: str
+    store: KubernetesStore
+    environ: dict[str, str] = field(default_factory=dict)
+
+    def pod(self, name: str, annotations: Mapping[str, str] | None = None) -> None:
+        prefixed = {f"cni.projectcalico.org/{key}": value for key, value in (annotations or {}).items()}
+        self.kube.pod(self.namespace, name, NODE, prefixed)
+
+    def start(self, verb: str, pod: str, sandbox: Namespace, **netconf: Any) -> subprocess.Popen[str]:
+        """Start a call of ``calico``."""
+        found: dict[str, Any] = {
+            "cniVersion": "1.0.0",
+            "name": NETWORK,
+            "type": "calico",
+            "datastore_type": "kubernetes",
+            "nodename": NODE,
+            "nodename_file_optional": True,
+            "ipam_lock_file": str(self.folder / "ipam.lock"),
+            "ipam": {"type": "calico-ipam"},
+            "policy": {"type": "k8s"},
+            "kubernetes": {"kubeconfig": str(self.kubeconfig)},
+            "calico_api_group": self.kube.api_version,
+            **netconf,
+        }
+        uid = self.kube.ask("GET", f"/api/v1/namespaces/{self.namespace}/pods/{pod}")[1].get("metadata", {}).get("uid")
+        environ = {
+            "PATH": os.environ["PATH"],
+            "CNI_COMMAND": verb,
+            "CNI_CONTAINERID": f"id{sandbox.name.rpartition('-')[2]}",
+            "CNI_NETNS": sandbox.path,
+            "CNI_IFNAME": "eth0",
+            "CNI_PATH": "/nowhere",
+            "CNI_ARGS": f"K8S_POD_NAMESPACE={self.namespace};K8S_POD_NAME={pod};K8S_POD_UID={uid or ''}",
+        }
+        program = [sys.executable, "-c", "from calico_cni.entry import main; main()"]
+        pipe = subprocess.PIPE
+        with inside(self.node.path):
+            process = subprocess.Popen(program, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environ)
+        assert process.stdin is not None
+        process.stdin.write(json.dumps(found))
+        process.stdin.close()
+        process.stdin = None
+        return process
+
+    def call(self, verb: str, pod: str, sandbox: Namespace, **netconf: Any) -> dict[str, Any]:
+        """Do a call that must work; returns what it printed."""
+        out, err = (process := self.start(verb, pod, sandbox, **netconf)).communicate(timeout=60)
+        assert process.returncode == 0, out + err
+        found: dict[str, Any] = json.loads(out) if out else {}
+        return found
+
+    def counted(self, verb: str, pod: str, sandbox: Namespace) -> list[Audited]:
+        """Do a call; returns its requests."""
+        self.kube.mark()
+        self.call(verb, pod, sandbox)
+        return self.kube.requests()
+
+    def pod_now(self, name: str) -> dict[str, str]:
+        found = self.kube.get(f"/api/v1/namespaces/{self.namespace}/pods/{name}")["metadata"].get("annotations", {})
+        return {key.removeprefix("cni.projectcalico.org/"): value for key, value in found.items()}
+
+    def held(self) -> int:
+        """Return how many addresses are assigned."""
+        return sum(len(list(entry.value.taken())) for entry in self.store.list(Blocks()))
+
+
+@pytest.fixture
+def site(kube: KubeServer, tmp_path: Path) -> Iterator[Site]:
+    """A node whose programs run inside its namespace, while the test stays outside, where the API server is."""
+    require_root()
+    node = Node()
+    try:
+        yield from _site(kube, node, tmp_path)
+    finally:
+        node.destroy()
+
+
+def _site(kube: KubeServer, node: Node, tmp_path: Path) -> Iterator[Site]:
+    kube.clear()
+    give_rights(kube)
+    kube.node(NODE)
+    tunnel = Tunnel(node.path, kube.port)
+    kubeconfig = write_kubeconfig(kube, tmp_path / "kubeconfig", tunnel.port)
+    namespace = kube.namespace()
+    store = KubernetesStore(kube.settings())
+    for kind, name, spec in (
+        (CLUSTER_INFORMATION, "default", {"datastoreReady": True}),
+        (IP_POOL, "pool4", {"cidr": "10.65.0.0/16", "blockSize": 28, "nodeSelector": "all()"}),
+        (IP_POOL, "pool6", {"cidr": "fd00:65::/64", "blockSize": 124, "nodeSelector": "all()"}),
+    ):
+        store.commit(Create(ResourceKey(kind, name), Resource.new(kind, name, spec)))
+    node.add_uplink()
+    with store:
+        yield Site(kube, node, tmp_path, kubeconfig, namespace, store)
+    tunnel.close()
+
+
+def test_pods_reach_each_other(site: Site) -> None:
+    sandboxes = [site.node.sandbox() for _ in range(2)]
+    dual = {"ipam": {"type": "calico-ipam", "assign_ipv6": "true"}}
+    found = []
+    for index, sandbox in enumerate(sandboxes):
+        site.pod(f"p{index}")
+        found.append([ip["address"].partition("/")[0] for ip in site.call("ADD", f"p{index}", sandbox, **dual)["ips"]])
+        assert site.pod_now(f"p{index}")["podIPs"] == f"{found[-1][0]}/32,{found[-1][1]}/128"
+    site.node.set_sysctl("net/ipv4/ip_forward", 1)
+    assert sandboxes[0].pings(found[1][0]) and sandboxes[1].pings(found[0][0])
+    for index, sandbox in enumerate(sandboxes):
+        site.call("DEL", f"p{index}", sandbox, **dual)
+        assert site.pod_now(f"p{index}")["podIPs"] == "" and not sandbox.links()
+    assert site.held() == 0 and [link["ifname"] for link in site.node.links()] == ["uplink-far", "uplink"]
+
+
+def test_an_address_of_an_annotation_has_a_route(site: Site) -> None:
+    """Upstream takes such a pod for the target of a migration and leaves the route out (§15.3)."""
+    sandbox = site.node.sandbox()
+    site.pod("fixed", {"ipAddrs": '["10.65.3.7"]', "hwAddr": "ca:fe:ca:fe:ca:fe"})
+    site.call("ADD", "fixed", sandbox)
+    assert any(route["dst"] == "10.65.3.7" for route in site.node.routes())
+    assert sandbox.link("eth0")["address"] == "ca:fe:ca:fe:ca:fe"  # type: ignore[index]
+    site.node.set_sysctl("net/ipv4/ip_forward", 1)
+    other = site.node.sandbox()
+    site.pod("other")
+    site.call("ADD", "other", other)
+    assert other.pings("10.65.3.7")
+
+
+def test_requests_of_a_warm_node(site: Site, record_property: Any) -> None:
+    """Counted from the API server's log: neither blocks nor pods make them more (issue's figures, ruling 30)."""
+    sandbox = site.node.sandbox()
+    for name in ("warm", "few", "many"):
+        site.pod(name)
+    site.call("ADD", "warm", sandbox)
+    site.call("DEL", "warm", sandbox)
+    add, delete = site.counted("ADD", "few", sandbox), site.counted("DEL", "few", sandbox)
+    assert len(add) <= MOST_FOR_ADD, [str(request) for request in add]
+    assert len(delete) <= MOST_FOR_DEL, [str(request) for request in delete]
+    assert all(request.authorised for request in (*add, *delete)), "the role of cni.md §4 is enough"
+    record_property("requests", f"ADD {len(add)}, DEL {len(delete)}")
+
+    ipam = IPAM(site.store, hostname="elsewhere")
+    for number in range(40):
+        site.kube.node(f"other-{number}") if number < 2 else None
+        network = next(iter(site.store.list(Blocks()))).cidr
+        other = list(network.supernet(new_prefix=20).subnets(new_prefix=28))[number + 60]
+        ipam.claim_affinity(other, BlockOwner(HOST, f"other-{number % 2}"))
+    assert len(site.store.list(Blocks())) > 30
+    assert len(site.counted("ADD", "many", sandbox)) == len(add)
+    assert len(site.counted("DEL", "many", sandbox)) == len(delete)
+
+
+def test_many_at_once(site: Site) -> None:
+    """Twelve sandboxes begin together; each gets an address of its own and all end well."""
+    sandboxes = [site.node.sandbox() for _ in range(12)]
+    for index in range(12):
+        site.pod(f"m{index}")
+    for verb in ("ADD", "DEL"):
+        running = [site.start(verb, f"m{index}", sandbox) for index, sandbox in enumerate(sandboxes)]
+        for process in running:
+            out, err = process.communicate(timeout=110)
+            assert process.returncode == 0, out + err
+        assert site.held() == (12 if verb == "ADD" else 0)
+
+
+def test_the_api_server_is_down_during_delete(site: Site) -> None:
+    """The error can be repeated, the link is gone, and the next DEL finds everything else (§15.10, §15.19)."""
+    sandbox = site.node.sandbox()
+    site.pod("p")
+    site.call("ADD", "p", sandbox)
+    dead = {"kubernetes": {"kubeconfig": str(site.kubeconfig), "k8s_api_root": "https://127.0.0.1:1"}}
+    began = time.monotonic()
+    process = site.start("DEL", "p", sandbox, **dead)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 1 and json.loads(out)["code"] == 11, out + err
+    assert time.monotonic() - began < 30
+    assert not sandbox.links() and site.held() == 1 and site.pod_now("p")["podIP"]
+    site.call("DEL", "p", sandbox)
+    assert site.held() == 0 and site.pod_now("p")["podIP"] == ""
+
+
+def run_inside(site: Site, program: list[str], netconf: Mapping[str, Any]) -> subprocess.CompletedProcess[str]:
+    with inside(site.node.path):
+        return subprocess.run(program, input=json.dumps(netconf), capture_output=True, text=True, timeout=30)
+
+
+def test_the_connection_test(site: Site) -> None:
+    """``calico -t`` asks the datastore and the API server."""
+    program = [sys.executable, "-c", "from calico_cni.entry import main; main()", "-t"]
+    netconf = {
+        "name": "n",
+        "datastore_type": "kubernetes",
+        "calico_api_group": site.kube.api_version,
+        "kubernetes": {"kubeconfig": str(site.kubeconfig)},
+    }
+    done = run_inside(site, program, netconf)
+    assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr
+    netconf["kubernetes"]["k8s_api_root"] = "https://127.0.0.1:1"  # type: ignore[index]
+    done = run_inside(site, program, netconf)
+    assert done.returncode == 1 and json.loads(done.stdout)["code"] == 100
