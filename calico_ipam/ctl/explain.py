@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from calico_ipam.ctl.completion import live_names
 from calico_ipam.ctl.failures import Told
 from calico_ipam.ctl.output import document, paragraph, readable_count, say
 from calico_ipam.ctl.session import Session, common_options, pass_session
@@ -15,11 +16,11 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("subject", required=False)
-@click.option("--node", metavar="NAME", help="What a workload on this node would get.")
+@click.argument("subject", required=False, shell_complete=live_names("node", "pool", "block", "handle"))
+@click.option("--node", metavar="NAME", shell_complete=live_names("node"), help="What a workload on this node would get.")
 @click.option("--pod", metavar="NAMESPACE/NAME", help="The addresses of a pod, or why it has none.")
-@click.option("--pool", metavar="NAME", help="A pool; with --node: whether it serves that node.")
-@click.option("--handle", metavar="ID", help="A handle and its addresses.")
+@click.option("--pool", metavar="NAME", shell_complete=live_names("pool"), help="A pool; with --node: whether it serves that node.")
+@click.option("--handle", metavar="ID", shell_complete=live_names("handle"), help="A handle and its addresses.")
 @click.option("--namespace", metavar="NAME", default="", help="With --node: the namespace of the workload.")
 @click.option("--label", "labels", multiple=True, metavar="KEY=VALUE", help="With --node: a label of that namespace; may be given again.")
 @click.option("--ipv6", is_flag=True, help="With --node: ask for an IPv6 address.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from calico_ipam.ctl.commands import Commands, Later, Mirrored
+from calico_ipam.ctl.completion import live_names
 from calico_ipam.ctl.session import Session, common_options, pass_session
 
 _CTL = "calico_ipam.ctl."
@@ -31,9 +32,9 @@ def ipam() -> None:
 
 @click.command(cls=Mirrored)
 @click.option("--ip", metavar="ADDRESS", help="Show who holds this address.")
-@click.option("--handle", metavar="ID", help="Show the addresses of this handle.")
+@click.option("--handle", metavar="ID", shell_complete=live_names("handle"), help="Show the addresses of this handle.")
 @click.option("--pod", metavar="NAMESPACE/NAME", help="Show the addresses of this pod.")
-@click.option("--node", metavar="NAME", help="Show the addresses that this node holds, and its blocks.")
+@click.option("--node", metavar="NAME", shell_complete=live_names("node"), help="Show the addresses that this node holds, and its blocks.")
 @click.option("--show-blocks", is_flag=True, help="Show the blocks of each pool too.")
 @click.option("--show-borrowed", is_flag=True, help="Show addresses that a node holds in another node's block.")
 @click.option("--show-configuration", is_flag=True, help="Show the IPAM settings.")

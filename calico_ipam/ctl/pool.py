@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from calico_ipam.ctl.commands import Commands, Later
+from calico_ipam.ctl.completion import live_names
 from calico_ipam.ctl.output import Cell, Column, Row, document, note, say, table
 from calico_ipam.ctl.session import Session, common_options, confirm, pass_session
 
@@ -18,9 +20,12 @@ if TYPE_CHECKING:
 _COUNTABLE = 10**6
 
 
-@click.group()
+@click.group(
+    cls=Commands,
+    later={"resize": Later("calico_ipam.ctl.pool_resize:resize", "Give a pool blocks of another size, while it lives.")},
+)
 def pool() -> None:
-    """Create, list and delete the ranges that addresses come from."""
+    """Create, list, resize and delete the ranges that addresses come from."""
 
 
 def describe(made: Pool) -> str:
@@ -148,7 +153,7 @@ def _list_row(one: Pool, *, wide: bool) -> Row:
 
 
 @pool.command()
-@click.argument("name")
+@click.argument("name", shell_complete=live_names("pool"))
 @click.option(
     "--force", is_flag=True, help="Delete it although addresses of it are in use; they stay with their holders."
 )

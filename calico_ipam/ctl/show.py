@@ -38,7 +38,7 @@ def show_pools(session: Session, *, blocks: bool, order: str | None = None) -> N
     usage = get_utilization(session.engine)
     _warn(session, usage)
     if session.wants_document:
-        document(_usage_document(usage), session.output)
+        document(usage_document(usage), session.output)
         return
     people = session.for_people
     wide = session.output == "wide"
@@ -116,7 +116,8 @@ def _warn(session: Session, usage: Utilization) -> None:
         session.note(f"{damaged.path} cannot be understood: {damaged.reason}", label="warning")
 
 
-def _usage_document(usage: Utilization) -> dict[str, Any]:
+def usage_document(usage: Utilization) -> dict[str, Any]:
+    """Return pools and blocks with exact counts."""
     return {
         "pools": [
             {"name": p.name, "cidr": p.cidr_text, **_counts(p), "blocks": [_block_document(b) for b in p.blocks]}

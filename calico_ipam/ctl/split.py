@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from calico_ipam.ctl.commands import Mirrored
+from calico_ipam.ctl.completion import live_names
 from calico_ipam.ctl.failures import Told
 from calico_ipam.ctl.output import say
 from calico_ipam.ctl.session import Session, common_options, confirm, pass_session
@@ -13,7 +14,7 @@ from calico_ipam.ctl.session import Session, common_options, confirm, pass_sessi
 @click.command(cls=Mirrored)
 @click.argument("number", nargs=-1, metavar="NUMBER")
 @click.option("--cidr", metavar="CIDR", help="CIDR of the pool to split, as the pool has it.")
-@click.option("--name", metavar="POOL", help="Name of the pool to split; beats --cidr.")
+@click.option("--name", metavar="POOL", shell_complete=live_names("pool"), help="Name of the pool to split; beats --cidr.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--dry-run", is_flag=True, help="Show what would happen and write nothing.")
 @common_options

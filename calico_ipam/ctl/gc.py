@@ -1,0 +1,241 @@
+"""``ipamctl ipam gc``: leaked addresses are found, shown, confirmed and released, in one safe command (ruling 10).
+
+No lock is taken unless asked for: age, a second look, handle and sequence number are enough, and a killed tool must not
+stop every pod. With ``--lock`` the lock carries owner and expiry, and goes away on INT, TERM and HUP too.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from calico_ipam.ctl.failures import PartlyDone
+from calico_ipam.ctl.output import document, say
+from calico_ipam.ctl.session import Session, common_options, confirm, pass_session
+
+if TYPE_CHECKING:
+    from calico_ipam.engine.survey import Allocation, Survey
+    from calico_ipam.model.findings import Finding
+
+GRACE = 300  # seconds an allocation must be old
+LOCK_SECONDS = 600
+_SHOWN = 20
+
+
+@click.command()
+@click.option("--older-than", type=click.IntRange(0), default=GRACE, metavar="SECONDS", help=f"Leave younger allocations alone. Default: {GRACE}.")
+@click.option("--confirm-after", type=click.FloatRange(0, 86400), metavar="SECONDS", help="Look a second time after this time.")
+@click.option("--handles/--no-handles", default=True, help="Delete handles without addresses too. Default: yes.")
+@click.option("--cold", is_flag=True, help="Only free addresses whose cooldown is over.")
+@click.option("--include-unattributed", is_flag=True, help="Also addresses that are nobody's in particular.")
+@click.option("--lock", "locked", is_flag=True, help="Lock the datastore meanwhile; no pod starts or stops then.")
+@click.option("--kubeconfig", metavar="FILE", help="Where Services are looked up when the data is in etcd.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--dry-run", is_flag=True, help="Show the plan and write nothing.")
+@common_options
+@pass_session
+def gc(
+    session: Session,
+    /,
+    older_than: int,
+    confirm_after: float | None,
+    handles: bool,
+    cold: bool,
+    include_unattributed: bool,
+    locked: bool,
+    kubeconfig: str | None,
+    yes: bool,
+    dry_run: bool,
+) -> None:
+    """Find leaked addresses and release them: scan, plan, confirm, guarded release, second check.
+
+    An address is released only if nothing uses it, it is old enough, and its handle and sequence number are still
+    those that were seen.
+    """
+    from calico_ipam.ctl.check import services_of, survey_twice
+    from calico_ipam.ctl.version import check_version
+
+    check_version(session, writes=not dry_run)
+    services, skipped = services_of(session, kubeconfig)
+    if skipped and not skipped.startswith("No configuration") and not session.wants_document:
+        session.note(f"{skipped}: addresses of load balancers are left alone.", label="warning")
+    with _held_lock(session, wanted=locked and not dry_run):
+        survey, found = survey_twice(session, services, skipped, confirm_after)
+        if cold:
+            _collect(session, survey, yes=yes, dry_run=dry_run)
+            return
+        _refuse_blindness(survey, found)
+        leaks = _leaks(survey, found, older_than, services_known=services is not None, unattributed=include_unattributed)
+        stray = [each for each in found if each.kind == "stray-handle"] if handles else []
+        _plan(session, leaks, stray, dry_run=dry_run)
+        if dry_run or not (leaks or stray):
+            return
+        question = f"Release {len(leaks)} addresses and delete {len(stray)} handles?"
+        confirm(session, question, assume_yes=yes, refusal="nothing was released.")
+        _carry_out(session, leaks, stray, unattributed=include_unattributed)
+
+
+def _leaks(
+    survey: Survey, found: list[Finding], older_than: int, *, services_known: bool, unattributed: bool
+) -> list[Allocation]:
+    from calico_ipam.engine.check import is_young
+
+    kinds = ("leaked", "unattributed") if unattributed else ("leaked",)
+    chosen: list[Allocation] = [each.data["allocation"] for each in found if each.kind in kinds]
+    return [
+        each
+        for each in chosen
+        if not is_young(each, survey.now, older_than)
+        and (unattributed or _known_elsewhere(each))
+        and (services_known or survey.services is not None or each.attribute.active.get("type") != "LoadBalancer")
+    ]
+
+
+def _known_elsewhere(each: Allocation) -> bool:
+    """Tell whether its workload would be known to the datastore: pods, machines and tunnels are; a container that
+    another runtime started may have no endpoint and live (ruling 7: only its host can tell)."""
+    active = each.attribute.active
+    return bool(active.get("pod") or active.get("vmi-name") or active.get("type"))
+
+
+def _refuse_blindness(survey: Survey, found: list[Finding]) -> None:
+    """Raise RefusedError when no workload is known at all: then nothing tells a leak from a living pod."""
+    from calico_ipam.errors import RefusedError
+
+    pods = [each for each in found if each.kind == "leaked" and each.data["allocation"].attribute.active.get("pod")]
+    if len(pods) > 1 and not survey.counts["workloads"]:
+        raise RefusedError(
+            f"no workload endpoint is known, so all {len(pods)} addresses of pods would be released",
+            hint="Another main plugin than calico records no endpoints. If these pods are really gone: "
+            "'ipamctl ipam check -o FILE', then 'ipamctl ipam release --from-report FILE'.",
+        )
+
+
+def _plan(session: Session, leaks: list[Allocation], stray: list[Finding], *, dry_run: bool) -> None:
+    if session.wants_document:
+        if dry_run:
+            document({"leaked": [_leak_document(each) for each in leaks], "strayHandles": [e.subject for e in stray]}, session.output)
+        return
+    if not leaks and not stray:
+        say("Nothing is leaked.")
+        return
+    for each in leaks[:_SHOWN]:
+        active = each.attribute.active
+        whose = f"{active.get('namespace')}/{active['pod']}" if active.get("pod") else each.attribute.clean_handle or "nobody"
+        say(f"  {each.address}  {whose}{f' on {each.node}' if each.node else ''}")
+    if len(leaks) > _SHOWN:
+        say(f"  … and {len(leaks) - _SHOWN} more")
+    for finding in stray[:_SHOWN]:
+        say(f"  handle {finding.subject}")
+    if len(stray) > _SHOWN:
+        say(f"  … and {len(stray) - _SHOWN} more handles")
+    say(f"{len(leaks)} addresses are leaked, {len(stray)} handles have no address.")
+
+
+def _leak_document(each: Allocation) -> dict[str, Any]:
+    return {
+        "ip": str(each.address),
+        "handle": each.attribute.clean_handle or None,
+        "node": each.node or None,
+        "pod": each.attribute.active.get("pod"),
+        "namespace": each.attribute.active.get("namespace"),
+        "sequenceNumber": each.sequence_number,
+    }
+
+
+def _carry_out(session: Session, leaks: list[Allocation], stray: list[Finding], *, unattributed: bool) -> None:
+    from calico_ipam.ctl.progress import working
+    from calico_ipam.ctl.release_report import addresses_in_use
+    from calico_ipam.engine.leaks import delete_stray_handle, release_leaks
+    from calico_ipam.model.block import ReleaseOption
+
+    engine = session.engine
+    options = [ReleaseOption(each.address, each.attribute.handle, each.sequence_number) for each in leaks]
+    with working(session, "releasing addresses"):
+        outcome = release_leaks(engine, options, unattributed=unattributed, in_use=addresses_in_use(session))
+        deleted = sum(delete_stray_handle(engine, each.subject, each.data["entry"].revision) for each in stray)
+    kept = [*outcome.stale, *outcome.kept, *outcome.failed]
+    if session.wants_document:
+        document(
+            {
+                "released": [str(each) for each in outcome.released],
+                "alreadyFree": [str(each) for each in outcome.already_free],
+                "kept": [{"ip": str(each.address), "reason": each.reason} for each in kept],
+                "handlesDeleted": deleted,
+            },
+            session.output,
+        )
+    else:
+        for each in kept:
+            say(f"kept {each.address}: {each.reason}")
+        say(f"Released {len(outcome.released)} addresses, kept {len(kept)}; deleted {deleted} of {len(stray)} handles.")
+    if outcome.failed:
+        raise PartlyDone
+
+
+def _collect(session: Session, survey: Survey, *, yes: bool, dry_run: bool) -> None:
+    """Free what has cooled down: blocks that nobody writes keep such addresses for ever (limit 18.23)."""
+    from calico_ipam.engine.repair import repair
+    from calico_ipam.model.findings import Finding
+    from calico_ipam.model.timestamps import SECOND
+
+
+    limit = survey.config.cooldown_seconds * SECOND
+    ripe = {
+        str(block.cidr): sum(1 for _, a in block.taken() if a.released_at is not None and survey.now - a.released_at >= limit)
+        for block in survey.blocks
+    }
+    todo = [Finding("old-cooldown", cidr, f"{number} in {cidr}", block=cidr) for cidr, number in ripe.items() if number]
+    total = sum(ripe.values())
+    say(f"{total} addresses in {len(todo)} blocks have cooled down.")
+    if dry_run or not todo:
+        return
+    confirm(session, f"Free {total} addresses?", assume_yes=yes, refusal="nothing was changed.")
+    results = repair(session.engine, survey, todo)
+    say(f"Freed them in {sum(1 for each in results if not each.skipped)} blocks.")
+
+
+class _Ended(BaseException):
+    """A signal that ends the program; the lock goes first."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+@contextmanager
+def _held_lock(session: Session, *, wanted: bool) -> Iterator[None]:
+    """Hold the datastore's lock, and undo it however the body ends."""
+    if not wanted:
+        yield
+        return
+    from calico_ipam.ctl.locking import owner_name
+    from calico_ipam.engine.lock import LockOwner, lock, unlock
+
+    def end(number: int, _frame: FrameType | None) -> None:
+        raise _Ended(number)
+
+    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {each: signal.signal(each, end) for each in signals}
+    ended: _Ended | None = None
+    try:
+        found = lock(session.engine, LockOwner(owner_name(), "ipam gc", LOCK_SECONDS))
+        try:
+            yield
+        except _Ended as error:
+            ended = error
+        finally:
+            if not found.locked:
+                unlock(session.engine)
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+    if ended is not None:
+        if ended.number == signal.SIGINT:
+            raise KeyboardInterrupt
+        signal.raise_signal(ended.number)
