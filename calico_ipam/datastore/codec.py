@@ -32,6 +32,7 @@ from calico_ipam.model.timestamps import format_time, parse_time
 
 #: a block longer than this is not padded slot by slot when its allocations are too few; no pool allows one
 MAX_PADDED_BLOCK = 65536
+MOST_DIGITS = 20  # of an ordinal
 
 BLOCK = Schema(
     "AllocationBlock",
@@ -120,7 +121,7 @@ def _block(cidr: Network, text: str) -> tuple[Block, tuple[str, ...]]:
     if cidr.num_addresses > MAX_PADDED_BLOCK and len(allocations) != cidr.num_addresses:
         raise BadDocument(f"{len(allocations)} allocation slots for {cidr.num_addresses} addresses")
     numbers = fields.integers("sequenceNumberForAllocation", 0, MAX_UINT64)
-    odd = [key for key in numbers if not (key.isascii() and key.isdigit())]
+    odd = [key for key in numbers if not (key.isascii() and key.isdigit() and len(key) <= MOST_DIGITS)]
     block = Block.load(
         cidr=cidr,
         affinity=fields.text_or_none("affinity"),
@@ -134,7 +135,8 @@ def _block(cidr: Network, text: str) -> tuple[Block, tuple[str, ...]]:
         extra=_host_affinity_first(fields.extra),
     )
     if odd:
-        problem = f"sequence numbers are stored for {odd[:5]}, which are no ordinals; they are skipped"
+        shown = [key[: MOST_DIGITS + 1] for key in odd[:5]]
+        problem = f"sequence numbers are stored for {shown}, which are no ordinals; they are skipped"
         block = replace(block, problems=(*block.problems, problem))
     return block, tuple(name for name in (ATTRIBUTES_NULL, SEQUENCES_NULL) if fields.is_null(name))
 

@@ -9,10 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from json import JSONDecodeError, JSONDecoder, JSONEncoder
+from math import isinf
 from typing import Any, NoReturn
 
 MAX_UINT64 = (1 << 64) - 1
 MAX_INT64 = (1 << 63) - 1
+
+#: deepest nesting of a document. What was read must also be written and compared, by callers with less stack left.
+MAX_DEPTH = 200
 
 
 class BadDocument(Exception):
@@ -23,7 +27,15 @@ def _no_such_number(text: str) -> NoReturn:
     raise BadDocument(f"invalid character {text[:1]!r} looking for beginning of value")
 
 
-_DECODER = JSONDecoder(parse_constant=_no_such_number)  # Python alone would take NaN and Infinity
+def _float(text: str) -> float:
+    number = float(text)
+    if isinf(number):  # it could never be written again
+        raise BadDocument(f"json: cannot unmarshal number {text} into Go value of type float64")
+    return number
+
+
+# Python alone would take NaN, Infinity and 1e999
+_DECODER = JSONDecoder(parse_constant=_no_such_number, parse_float=_float)
 _ENCODER = JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -54,9 +66,26 @@ def parse(text: str) -> Any:
         raise BadDocument("exceeded max depth") from None
     except ValueError as error:  # a number of more digits than the interpreter converts
         raise BadDocument(str(error)) from None
+    if text.count("[") + text.count("{") > MAX_DEPTH:
+        _check_depth(value)
     if "\\ud" in text or "\\uD" in text:
         value = _without_surrogates(value)
     return value
+
+
+def _check_depth(value: Any) -> None:
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
+        level = [
+            inner
+            for outer in level
+            if isinstance(outer, (list, dict))
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(inner, (list, dict))
+        ]
+        if not level:
+            return
+    raise BadDocument("exceeded max depth")
 
 
 def _syntax_text(text: str, error: JSONDecodeError) -> str:

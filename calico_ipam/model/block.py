@@ -13,11 +13,13 @@ from typing import Any
 from calico_ipam.errors import AlreadyExists, BadHandle, BadSequenceNumber, BlockOwnerMismatch, InvalidInput
 from calico_ipam.model.addresses import Address, Network, address_at, ordinal_of
 from calico_ipam.model.affinity import BlockOwner
+from calico_ipam.model.block_slots import mended, sound
 from calico_ipam.model.handle import WINDOWS_RESERVED, sanitise_handle
 from calico_ipam.model.reservation import NO_RESERVATIONS, Reservations
 from calico_ipam.model.timestamps import SECOND
 
 NOTE = "note"
+SEQUENCE_NUMBERS = 1 << 64  # how many there are
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,42 +140,17 @@ class Block:
         A slot that cannot be understood counts as *in use*: it is pointed at an empty attribute, and ``problems``
         says so. Nothing that may be somebody's address ever becomes free by being damaged.
         """
-        problems: list[str] = []
-        size = fields["cidr"].num_addresses
-        if _sound(size, allocations, fields["unallocated"], len(attributes)):
-            fields["unallocated"] = tuple(fields["unallocated"])
-            return cls(allocations=tuple(allocations), attributes=tuple(attributes), **fields)
-        slots = list(allocations)
-        if len(slots) != size:
-            problems.append(f"{len(slots)} allocation slots for {size} addresses; the missing ones count as in use")
-            slots = (slots + [-1] * (size - len(slots)))[:size] if len(slots) < size else slots[:size]
-        known = list(attributes)
-        bad = [o for o, i in enumerate(slots) if i is not None and not _is_index(i, len(attributes))]
-        if bad:
-            problems.append(f"ordinals {bad[:5]} point at no attribute; they count as in use")
-            for ordinal in bad:
-                slots[ordinal] = len(known)
-            known.append(Attribute())
-        queue: list[int] = []
-        seen: set[int] = set()
         free = fields.pop("unallocated")
-        for ordinal in free:
-            if _is_index(ordinal, size) and ordinal not in seen and slots[ordinal] is None:
-                seen.add(ordinal)
-                queue.append(ordinal)
-            else:
-                problems.append(
-                    f"ordinal {ordinal!r} of the free queue is out of range, doubled or in use; it is skipped"
-                )
-        lost = sum(1 for o, i in enumerate(slots) if i is None and o not in seen)
-        if lost:
-            problems.append(f"{lost} free ordinals are missing from the queue and cannot be assigned")
+        size = fields["cidr"].num_addresses
+        if sound(size, allocations, free, len(attributes)):
+            return cls(allocations=tuple(allocations), unallocated=tuple(free), attributes=tuple(attributes), **fields)
+        made = mended(size, allocations, free, len(attributes))
         return cls(
-            allocations=tuple(slots),
-            attributes=tuple(known),
-            unallocated=tuple(queue),
-            problems=tuple(problems),
-            stored=StoredSlots(tuple(allocations), tuple(free), len(attributes)) if problems else None,
+            allocations=made.allocations,
+            unallocated=made.unallocated,
+            attributes=tuple(attributes) if made.unknown is None else (*attributes, Attribute()),
+            problems=made.problems,
+            stored=StoredSlots(tuple(allocations), tuple(free), len(attributes)),
             **fields,
         )
 
@@ -239,8 +216,11 @@ class Block:
     # --- changing ------------------------------------------------------------------------------------------
 
     def bumped(self) -> Block:
-        """Return the block as it must be written over an older one: the sequence number grows by 1 (§8.4)."""
-        return replace(self, sequence_number=self.sequence_number + 1)
+        """Return the block as it must be written over an older one: the sequence number grows by 1 (§8.4).
+
+        Behind the largest comes 0, as in Go; a larger one could never be read again.
+        """
+        return replace(self, sequence_number=(self.sequence_number + 1) % SEQUENCE_NUMBERS)
 
     def without_owner(self) -> Block:
         return replace(self, affinity=None, claim_time=None)
@@ -417,21 +397,3 @@ class Block:
         else:
             attributes[index] = attribute
         return replace(self, allocations=tuple(slots), attributes=tuple(attributes))
-
-
-def _sound(size: int, allocations: Sequence[Any], free: Sequence[Any], attributes: int) -> bool:
-    """Tell whether nothing has to be mended; the usual case, told from few set operations."""
-    if len(allocations) != size or not {type(i) for i in allocations} <= _SLOT_TYPES:
-        return False
-    indexes = {i for i in allocations if i is not None}
-    if indexes and not (min(indexes) >= 0 and max(indexes) < attributes):
-        return False
-    places = {o for o, i in enumerate(allocations) if i is None}
-    return len(free) == len(places) and {type(o) for o in free} <= {int} and set(free) == places
-
-
-_SLOT_TYPES = {int, type(None)}
-
-
-def _is_index(value: Any, size: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < size

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from calico_ipam.model.block import Block
+from calico_ipam.model.block_slots import is_index
 
 
 def fault(block: Block, now: int) -> str:
@@ -22,7 +23,7 @@ def _faults(block: Block, now: int) -> Iterator[str]:
         slots, free, known = block.allocations, block.unallocated, len(block.attributes)
     size = block.cidr.num_addresses
     for ordinal, index in enumerate(slots[:size]):
-        if index is not None and not _within(index, known):
+        if index is not None and not is_index(index, known):
             yield f"allocation {ordinal} indexes a nonexistent attribute {index}"
     used = {index for index in slots[:size] if index is not None}
     for index, attribute in enumerate(block.attributes[:known]):
@@ -32,7 +33,7 @@ def _faults(block: Block, now: int) -> Iterator[str]:
             yield f"attribute index {index} has releasedAt in the future, suggesting clock skew"
     seen: set[Any] = set()
     for ordinal in free:
-        if not _within(ordinal, size):
+        if not is_index(ordinal, size):
             yield f"ordinal {ordinal} appears in the Unallocated array but is out of the block"
             continue
         if ordinal in seen:
@@ -48,7 +49,3 @@ def _faults(block: Block, now: int) -> Iterator[str]:
         )
     if len(slots) != size:
         yield f"the list of allocations has {len(slots)} entries for {size} addresses"
-
-
-def _within(value: Any, size: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < size

@@ -7,7 +7,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from calico_ipam.errors import InvalidInput, MaxAllocReached
-from calico_ipam.model.addresses import Network
+from calico_ipam.model.addresses import Network, parse_network
+
+#: most addresses of a block that a document can count; a larger number is one that nobody can read again
+MOST_COUNTED = (1 << 63) - 1
 
 #: handle of the addresses that Windows hosts keep for themselves; compared in lower case
 WINDOWS_RESERVED = "windows-reserved-ipam-handle"
@@ -31,7 +34,11 @@ def check_handle(handle: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Handle:
-    """The value of a handle object: block CIDR text to number of addresses, each at least 1."""
+    """The value of a handle object: block CIDR text to number of addresses, as they are stored.
+
+    A sound document names each block once, by its canonical text, and counts at least 1. What changes a handle makes
+    it sound: entries that name no block, or count nothing, go, and several spellings of a block become one.
+    """
 
     id: str
     blocks: Mapping[str, int] = field(default_factory=dict)
@@ -42,17 +49,21 @@ class Handle:
     def empty(self) -> bool:
         return not self.blocks
 
+    def networks(self) -> tuple[Network, ...]:
+        """Return the blocks it names, each once; what names no block is left out."""
+        return tuple(self._sound())
+
     def count(self, version: int) -> int:
         """Return the number of addresses of a family."""
-        return sum(n for cidr, n in self.blocks.items() if (6 if ":" in cidr else 4) == version)
+        return sum(number for block, number in self._sound().items() if block.version == version)
 
     def incremented(self, block: Network, number: int, cap: int = 0) -> Handle:
         """Return the handle with ``number`` more addresses in ``block``. Raises MaxAllocReached over ``cap``."""
         current = self.count(block.version)
         if cap > 0 and current + number > cap:
             raise MaxAllocReached(self.id, current, cap)
-        key = str(block)
-        return replace(self, blocks={**self.blocks, key: self.blocks.get(key, 0) + number})
+        counts = self._sound()
+        return self._counting({**counts, block: min(counts.get(block, 0) + number, MOST_COUNTED)})
 
     def decremented(self, block: Network, number: int) -> Handle:
         """Return the handle with up to ``number`` fewer addresses in ``block``.
@@ -60,13 +71,23 @@ class Handle:
         A handle may count too many after a crash, and one entry may already be gone; taking away what is not there
         is no error, since the block is the truth.
         """
-        key = str(block)
-        left = self.blocks.get(key, 0) - number
-        blocks = {k: v for k, v in self.blocks.items() if k != key}
-        if left > 0:
-            blocks = {k: (left if k == key else v) for k, v in self.blocks.items()}
-        return replace(self, blocks=blocks)
+        counts = self._sound()
+        return self._counting({**counts, block: counts[block] - number} if block in counts else counts)
 
     def without(self, block: Network) -> Handle:
-        """Return the handle without its entry for ``block``."""
-        return replace(self, blocks={k: v for k, v in self.blocks.items() if k != str(block)})
+        """Return the handle without its entries for ``block``."""
+        return self._counting({other: number for other, number in self._sound().items() if other != block})
+
+    def _sound(self) -> dict[Network, int]:
+        counts: dict[Network, int] = {}
+        for text, number in self.blocks.items():
+            try:
+                block = parse_network(text)
+            except InvalidInput:
+                continue  # nothing can be held there
+            if number > 0:
+                counts[block] = min(counts.get(block, 0) + number, MOST_COUNTED)
+        return counts
+
+    def _counting(self, counts: Mapping[Network, int]) -> Handle:
+        return replace(self, blocks={str(block): number for block, number in counts.items() if number > 0})

@@ -21,6 +21,8 @@ MANUAL = "Manual"
 DEFAULT_BLOCK_SIZE = {4: 26, 6: 122}
 #: shortest and longest block prefix that may be configured
 BLOCK_SIZE_RANGE = {4: (20, 32), 6: (116, 128)}
+#: what is used although it could not be configured today: blocks of up to 2^16 addresses
+LARGEST_BLOCK_BITS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,16 +46,20 @@ class Pool:
     def from_resource(cls, resource: Resource) -> Pool:
         """Return the pool that a document describes.
 
-        Raises InvalidInput when its CIDR does not parse, or its block size is none of an address of the family.
+        Raises InvalidInput when its CIDR does not parse, or its block size is none of an address of the family, or
+        would make blocks of more than 2^16 addresses, which no store takes and no memory should hold.
         """
         spec = resource.spec
         text = str(spec.get("cidr") or "")
         cidr = parse_network(text)
         size = spec.get("blockSize") or DEFAULT_BLOCK_SIZE[cidr.version]
-        if not isinstance(size, int) or not 0 < size <= WIDTH[cidr.version]:
+        width = WIDTH[cidr.version]
+        if not isinstance(size, int) or isinstance(size, bool) or not width - LARGEST_BLOCK_BITS <= size <= width:
+            low, high = BLOCK_SIZE_RANGE[cidr.version]
             raise InvalidInput(
                 f"block size {size!r} of pool {resource.name} is no prefix length of an IPv{cidr.version} block",
                 subject=resource.name,
+                hint=f"It must lie between {low} and {high}.",
             )
         uses = spec.get("allowedUses")
         refused = ""

@@ -13,7 +13,10 @@ SECOND = 1_000_000_000  # nanoseconds
 
 
 def parse_time(text: str) -> int:
-    """Return the Unix nanoseconds of an RFC 3339 time with any offset. Raises InvalidInput."""
+    """Return the Unix nanoseconds of an RFC 3339 time with any offset.
+
+    Raises InvalidInput, also for a time that is not in the years 1 to 9999 of UTC: it could not be written again.
+    """
     head, dot, tail = text.partition(".")
     fraction = ""
     if dot:
@@ -26,17 +29,19 @@ def parse_time(text: str) -> int:
     if moment.tzinfo is None:
         raise InvalidInput(f"invalid time without an offset: {text}", subject=text)
     seconds = (moment - datetime(1970, 1, 1, tzinfo=UTC)) // _ONE_SECOND
+    if not _FIRST_SECOND <= seconds <= _LAST_SECOND:
+        raise InvalidInput(f"time out of range: {text}", subject=text)
     return seconds * SECOND + int(fraction[:9].ljust(9, "0") or 0)
 
 
 def format_time(nanoseconds: int) -> str:
     """Return the stored form of a time; the fraction of a second is dropped."""
-    return datetime.fromtimestamp(nanoseconds // SECOND, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return f"{_moment(nanoseconds).isoformat()}Z"
 
 
 def format_attribute_time(nanoseconds: int) -> str:
     """Return a time as the free-text ``timestamp`` attribute holds it: ``2026-01-02 03:04:06.5 +0000 UTC``."""
-    whole = datetime.fromtimestamp(nanoseconds // SECOND, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    whole = _moment(nanoseconds).isoformat(" ")
     fraction = f"{nanoseconds % SECOND:09d}".rstrip("0")
     return f"{whole}{'.' + fraction if fraction else ''} +0000 UTC"
 
@@ -53,4 +58,11 @@ def parse_attribute_time(text: str) -> int | None:
         return None
 
 
+def _moment(nanoseconds: int) -> datetime:
+    # Not strftime: it writes the year 1, which is Go's zero time, with one digit.
+    return datetime.fromtimestamp(nanoseconds // SECOND, UTC).replace(tzinfo=None)
+
+
+_FIRST_SECOND = -62135596800  # 0001-01-01T00:00:00Z
+_LAST_SECOND = 253402300799  # 9999-12-31T23:59:59Z
 _ONE_SECOND = datetime(1970, 1, 1, 0, 0, 1) - datetime(1970, 1, 1)
