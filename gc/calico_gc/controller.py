@@ -319,7 +319,8 @@ class Controller:
             keeper.next_at = now.mono + period
             unreadable = frozenset(self.state.damaged)
             blocks = tuple(tracked.block for tracked in self.state.blocks.values())
-            blind = any("/" not in name or not name[0].isalnum() for name in unreadable)
+            # A block whose very CIDR is unknown may hold something of any handle.
+            blind = any("/assignment/" in name or name.startswith("IPAMBlock/") for name in unreadable)
             self._start(LookAtHandles(blocks, unreadable, blind, self._leaking(), rules), now)
         if keeper.go_on_at is not None and now.mono >= keeper.go_on_at:
             keeper.go_on_at = None

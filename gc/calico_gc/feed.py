@@ -238,9 +238,7 @@ def calico_kind(scope: Scope, group: Group) -> Kind:
 
     def gone(document: Mapping[str, Any]) -> Change | None:
         found = entry_of(collection.kind, document, group)
-        if isinstance(found, Damaged):
-            return Change(intake.DAMAGED, found.path)
-        return intake.removed(found)
+        return intake.mended(found) if isinstance(found, Damaged) else intake.removed(found)
 
     return Kind(collection.kind, collection.path, change, gone)
 

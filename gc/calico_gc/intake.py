@@ -62,13 +62,25 @@ def removed(entry: Entry) -> Change | None:
 
 def damaged(bad: Damaged) -> Change:
     """An object that cannot be read: named, counted, and nothing in it is touched."""
-    return Change(DAMAGED, bad.path, bad)
+    return Change(DAMAGED, name_of(bad), bad)
+
+
+def mended(bad: Damaged) -> Change:
+    """An object that could not be read is gone."""
+    return Change(DAMAGED, name_of(bad))
+
+
+def name_of(bad: Damaged) -> str:
+    """Return what a damaged object is called: a block by its CIDR, others by their key, or by where they lie."""
+    if isinstance(bad.key, BlockKey):
+        return str(bad.key.cidr)
+    return str(bad.key) if bad.key is not None else bad.path
 
 
 def from_event(event: Event) -> Change | None:
     """Return the change that an event of a watch is; None for a bookmark."""
     if event.damaged is not None:
-        return damaged(event.damaged)
+        return mended(event.damaged) if event.kind == "deleted" else damaged(event.damaged)
     if event.entry is None:
         return None
     return removed(event.entry) if event.kind == "deleted" else stored(event.entry)
@@ -93,6 +105,8 @@ class Intake:
 
     def apply(self, change: Change) -> None:
         """Take one change over. Raises nothing for odd content: that is reported as a finding."""
+        if self._state.damaged and change.kind != DAMAGED:
+            self._state.damaged.pop(f"{change.kind}({change.key})", None)
         match change.kind:
             case "IPAMBlock":
                 self._block(change)
@@ -193,7 +207,7 @@ class Intake:
         """What was known of a block before it was damaged is not true any more: its addresses count as in use."""
         if isinstance(bad.key, BlockKey):
             self._state.drop_block(bad.key.cidr)
-        name = str(bad.key.cidr) if isinstance(bad.key, BlockKey) else bad.path
+        name = name_of(bad)
         if name not in self._state.damaged:
             log.warning("%s cannot be read and is left alone: %s", bad.path, bad.reason)
             self._controller.record.parked[type(bad.key).__name__ if bad.key is not None else "unknown"] += 1
