@@ -31,6 +31,7 @@ from calico_ipam.datastore.api import (
     Write,
     damaged_error,
     losing,
+    lost,
 )
 from calico_ipam.datastore.kube import codec
 from calico_ipam.datastore.kube.abreast import Abreast
@@ -263,9 +264,8 @@ class KubernetesStore(Datastore):
             try:
                 done.append(self._write(write))
             except IPAMError as error:
-                loss = Loss(write, tuple(done))
-                if isinstance(error, AlreadyExists) and isinstance(write, Create):
-                    loss = Loss(write, tuple(done), self._existing(write.key))
+                known = lost(error)
+                loss = Loss(write, tuple(done), known.existing if known is not None else None)
                 raise losing(_worded(error, write), loss) from error
         return done
 
@@ -292,7 +292,7 @@ class KubernetesStore(Datastore):
             return write_node(self._call, place, write)
         match write:
             case Create(key, value):
-                return self._create(place, key, value)
+                return self._create(place, key, value, write)
             case Update(entry, value):
                 document = codec.encode(entry.key, value, self.group, place.name, entry.origin)
                 document["metadata"]["resourceVersion"] = entry.revision
@@ -303,37 +303,34 @@ class KubernetesStore(Datastore):
                 return entry
         raise AssertionError("a write is one of three")
 
-    def _create(self, place: Place, key: Key, value: Value) -> Entry:
+    def _create(self, place: Place, key: Key, value: Value, write: Write) -> Entry:
         document = codec.encode(key, value, self.group, place.name, None)
         request = Request("POST", place.collection, body=document)
         try:
             return self._stored(key, value, self._call(request))
-        except AlreadyExists:
-            if not self._makes_way(place, key):
-                raise
+        except AlreadyExists as error:
+            there = self._in_the_way(place, key)
+            if there is not None:
+                raise losing(error, Loss(write, (), there if isinstance(there, Entry) else None)) from None
         return self._stored(key, value, self._call(request))
 
-    def _makes_way(self, place: Place, key: Key) -> bool:
-        """Look at what has our name: a row marked as deleted is removed, another object's name is told.
+    def _in_the_way(self, place: Place, key: Key) -> Entry | Damaged | None:
+        """Return what is stored under our name; None when it is gone, or was marked as deleted and is removed now.
 
-        Raises NameTaken.
+        Raises NameTaken when it is another object that only shares the name.
         """
         try:
             found = entry_of(place.kind, self._call(Request("GET", place.path)), self.group)
         except NotFound:
-            return True
+            return None
         if isinstance(found, Damaged):
-            return False
+            return found
         if marked_deleted(found):
             self._delete(place, found)
-            return True
+            return None
         if found.key != key:
             raise NameTaken(str(key), str(found.key), place.name)
-        return False
-
-    def _existing(self, key: Key) -> Entry | None:
-        found = self._find(key)
-        return found if isinstance(found, Entry) else None
+        return found
 
     def _stored(self, key: Key, value: Value, answer: Mapping[str, Any]) -> Entry:
         stored = codec.decode(key, answer, self.group) if isinstance(value, Resource) else value
