@@ -26,9 +26,19 @@ _SHOWN = 10
 @click.option("--show-problem-ips", is_flag=True, help="Print each address that is wrong.")
 @click.option("-o", "--output", "report_file", metavar="FILE", help="Write a report, for 'ipam release --from-report'.")
 @click.option("--kubeconfig", metavar="FILE", help="Where Services are looked up when the data is in etcd.")
-@click.option("--format", "form", metavar="FORMAT", help=f"Write the result as one of {', '.join(FORMATS)} or jsonpath=EXPRESSION.")
+@click.option(
+    "--format",
+    "form",
+    metavar="FORMAT",
+    help=f"Write the result as one of {', '.join(FORMATS)} or jsonpath=EXPRESSION.",
+)
 @click.option("--fail-on-problems", is_flag=True, help="End with exit code 3 when there is a problem.")
-@click.option("--confirm-after", type=click.FloatRange(0, 86400), metavar="SECONDS", help="Look again after this time, and tell only what is still so.")
+@click.option(
+    "--confirm-after",
+    type=click.FloatRange(0, 86400),
+    metavar="SECONDS",
+    help="Look again after this time, and tell only what is still so.",
+)
 @click.option("--watch", is_flag=True, help="Check again whenever something changes, until interrupted.")
 @connection_options
 @pass_session
@@ -54,7 +64,10 @@ def check(
     if form:
         session.output = form
     if report_file in FORMATS:
-        session.note(f"-o names a file here: the report goes to ./{report_file}. --format {report_file} prints it.", label="warning")
+        session.note(
+            f"-o names a file here: the report goes to ./{report_file}. --format {report_file} prints it.",
+            label="warning",
+        )
 
     def once() -> None:
         _once(session, show_all_ips, show_problem_ips, report_file, kubeconfig, fail_on_problems, confirm_after)
@@ -210,7 +223,9 @@ def _for_people(session: Session, survey: Survey, found: list[Finding], *, show_
         say(paragraph(survey.services_skipped + "."))
     for severity, group in by_severity(found).items():
         say()
-        say(click.style(severity.upper(), bold=True, fg=_COLOURS.get(severity)) if session.colours else severity.upper())
+        say(
+            click.style(severity.upper(), bold=True, fg=_COLOURS.get(severity)) if session.colours else severity.upper()
+        )
         kinds = dict.fromkeys(each.kind for each in group)
         for kind in kinds:
             these = [each for each in group if each.kind == kind]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING
 
 from calico_ipam.engine import check
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from calico_ipam.engine.survey import Survey
 
 TOP = 20
+
+Part = Generator[str, None, int]  # lines of a section, and how many problems it found
 
 
 def lines(survey: Survey, *, show_all: bool, show_problems: bool, found: list[Finding] | None = None) -> Iterator[str]:
@@ -105,7 +107,7 @@ def _top(survey: Survey) -> Iterator[str]:
     yield ""
 
 
-def _not_allocated(survey: Survey, _show_all: bool, show_problems: bool) -> Iterator[str]:
+def _not_allocated(survey: Survey, _show_all: bool, show_problems: bool) -> Part:
     yield "Scanning for IPs that are in use by a workload or node but not allocated in IPAM..."
     outside = inside = 0
     active = survey.active_pools
@@ -131,7 +133,7 @@ def _not_allocated(survey: Survey, _show_all: bool, show_problems: bool) -> Iter
     return outside + inside
 
 
-def _handles(survey: Survey, show_all: bool, show_problems: bool) -> Iterator[str]:
+def _handles(survey: Survey, show_all: bool, show_problems: bool) -> Part:
     used = check.handle_use(survey)
     stray = sorted(handle for handle in survey.handles if not used.of(handle))
     missing = sorted(handle for handle in used.mentioned if handle not in survey.handles)
@@ -147,7 +149,7 @@ def _handles(survey: Survey, show_all: bool, show_problems: bool) -> Iterator[st
     return len(stray)
 
 
-def _structures(survey: Survey, _show_all: bool, _show_problems: bool) -> Iterator[str]:
+def _structures(survey: Survey, _show_all: bool, _show_problems: bool) -> Part:
     yield "Validating IPAMBlock structures..."
     number = 0
     for block in survey.blocks:

@@ -31,12 +31,23 @@ def _seconds(_context: click.Context, _parameter: click.Parameter, text: str | N
 
 
 @click.command(cls=Mirrored)
-@click.option("--strictaffinity", metavar="BOOL", help="Nodes take addresses from their own blocks only: true or false.")
+@click.option(
+    "--strictaffinity", metavar="BOOL", help="Nodes take addresses from their own blocks only: true or false."
+)
 @click.option("--strict-affinity/--no-strict-affinity", "strict", default=None, help="The same as a switch.")
 @click.option("--max-blocks-per-host", metavar="NUMBER", help="Most blocks that a node may own; needs strict affinity.")
-@click.option("--kubevirt-ip-persistence", metavar="Enabled|Disabled", help="Whether virtual machines keep their address.")
-@click.option("--ip-cooldown-seconds", callback=_seconds, metavar="SECONDS", help="How long a released address rests: 0 to 1200.")
-@click.option("--auto-allocate-blocks/--no-auto-allocate-blocks", "auto", default=None, help="Whether nodes claim blocks by themselves.")
+@click.option(
+    "--kubevirt-ip-persistence", metavar="Enabled|Disabled", help="Whether virtual machines keep their address."
+)
+@click.option(
+    "--ip-cooldown-seconds", callback=_seconds, metavar="SECONDS", help="How long a released address rests: 0 to 1200."
+)
+@click.option(
+    "--auto-allocate-blocks/--no-auto-allocate-blocks",
+    "auto",
+    default=None,
+    help="Whether nodes claim blocks by themselves.",
+)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--dry-run", is_flag=True, help="Show what would change and write nothing.")
 @common_options
@@ -64,7 +75,9 @@ def configure(
     if auto is not None:
         given["auto_allocate_blocks"] = auto
     if not given:
-        raise Told("at least one configuration option must be specified", hint="'ipamctl ipam configure --help' lists them.")
+        raise Told(
+            "at least one configuration option must be specified", hint="'ipamctl ipam configure --help' lists them."
+        )
     before = get_config(session.engine)
     after = _checked(session, before, given)
     if session.for_people:
@@ -87,13 +100,17 @@ def _given(strict: str | None, blocks: str | None, persistence: str | None, seco
     found: dict[str, Any] = {}
     if strict:
         if strict not in _TRUE | _FALSE:
-            raise Told("invalid value. Use true or false to set strictaffinity", hint="For example --strictaffinity=true.")
+            raise Told(
+                "invalid value. Use true or false to set strictaffinity", hint="For example --strictaffinity=true."
+            )
         found["strict_affinity"] = strict in _TRUE
     if blocks:
         try:
             found["max_blocks_per_host"] = int(blocks) if blocks.lstrip("+-").isdigit() else int("")
         except ValueError:
-            raise Told("invalid value for maxblockhost. Use a valid number", hint="For example --max-blocks-per-host=20.") from None
+            raise Told(
+                "invalid value for maxblockhost. Use a valid number", hint="For example --max-blocks-per-host=20."
+            ) from None
     if persistence:
         if persistence not in ("Enabled", "Disabled"):
             raise Told("invalid value for --kubevirt-ip-persistence. Use Enabled or Disabled")

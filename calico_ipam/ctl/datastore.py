@@ -104,7 +104,9 @@ def import_(session: Session, /, source: str, merge: bool, yes: bool, dry_run: b
     except UnicodeDecodeError:
         raise Told(f"{source} is no text", hint="A dump is made by 'ipamctl datastore export'.") from None
     session.makes_store = True
-    _bring_in(session, documents_of(session.store), dict(dump.objects), dump.source, merge=merge, yes=yes, dry_run=dry_run)
+    _bring_in(
+        session, documents_of(session.store), dict(dump.objects), dump.source, merge=merge, yes=yes, dry_run=dry_run
+    )
 
 
 def _bring_in(

@@ -62,7 +62,10 @@ def doctor(session: Session, /, node: str | None, fail_on_problems: bool) -> Non
         ):
             lines += _safely(about, look)
     if session.wants_document:
-        document([{"about": e.about, "state": e.state, "text": e.text, "cure": e.cure or None} for e in lines], session.output)
+        document(
+            [{"about": e.about, "state": e.state, "text": e.text, "cure": e.cure or None} for e in lines],
+            session.output,
+        )
     else:
         _tell(session, lines)
     if fail_on_problems and any(each.state == BAD for each in lines):
@@ -91,7 +94,9 @@ def _tell(session: Session, lines: list[Line]) -> None:
     bad = sum(1 for each in lines if each.state == BAD)
     warn = sum(1 for each in lines if each.state == WARN)
     say()
-    say(f"{len(lines)} things looked at: {bad} problem{'s' if bad != 1 else ''}, {warn} warning{'s' if warn != 1 else ''}.")
+    say(
+        f"{len(lines)} things looked at: {bad} problem{'s' if bad != 1 else ''}, {warn} warning{'s' if warn != 1 else ''}."
+    )
 
 
 # --- this host -----------------------------------------------------------------------------------------------
@@ -121,7 +126,9 @@ def _file(path: str) -> Iterator[Line]:
     disk = os.statvfs(folder)
     free = disk.f_bavail * disk.f_frsize
     if free < _LEAST_FREE:
-        yield Line("disk", BAD, f"{free // 2**20} MiB are free below {folder}", "Free some space: writes fail on a full disk.")
+        yield Line(
+            "disk", BAD, f"{free // 2**20} MiB are free below {folder}", "Free some space: writes fail on a full disk."
+        )
     else:
         yield Line("disk", GOOD, f"{free // 2**20} MiB are free below {folder}")
 
@@ -167,7 +174,10 @@ def _lock() -> Iterator[Line]:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         yield Line(
-            "host lock", WARN, f"{HOST_LOCK} is held right now", f"If it stays so, 'fuser {HOST_LOCK}' names the program."
+            "host lock",
+            WARN,
+            f"{HOST_LOCK} is held right now",
+            f"If it stays so, 'fuser {HOST_LOCK}' names the program.",
         )
     else:
         yield Line("host lock", GOOD, f"{HOST_LOCK} is free")
@@ -181,7 +191,12 @@ def _plugins() -> Iterator[Line]:
         if os.access(path, os.X_OK):
             yield Line("plugin", GOOD, path)
         else:
-            yield Line("plugin", WARN, f"{path} is not there or cannot be run", "Install the plugins, or ignore this on a host without workloads.")
+            yield Line(
+                "plugin",
+                WARN,
+                f"{path} is not there or cannot be run",
+                "Install the plugins, or ignore this on a host without workloads.",
+            )
     try:
         names = sorted(each for each in os.listdir(CNI_CONFIG) if each.endswith((".conf", ".conflist", ".json")))  # noqa: PTH208 - as above
     except OSError:
@@ -204,7 +219,12 @@ def _datastore(session: Session, engine: Engine) -> Iterator[Line]:
     engine.store.read(CONFIG)
     took = 1000 * (time.monotonic() - began)
     state = GOOD if took < 1000 else WARN
-    yield Line("datastore", state, f"{session.store.name} answers in {took:.0f} ms", "" if state == GOOD else "It is slow: look at its disk and load.")
+    yield Line(
+        "datastore",
+        state,
+        f"{session.store.name} answers in {took:.0f} ms",
+        "" if state == GOOD else "It is slow: look at its disk and load.",
+    )
 
 
 def _cluster(engine: Engine) -> Iterator[Line]:
@@ -220,7 +240,12 @@ def _cluster(engine: Engine) -> Iterator[Line]:
     else:
         found = state(entry)
         if found.locked:
-            yield Line("lock", BAD, f"the datastore is {found}: no pod gets an address", "'ipamctl datastore unlock' unlocks it.")
+            yield Line(
+                "lock",
+                BAD,
+                f"the datastore is {found}: no pod gets an address",
+                "'ipamctl datastore unlock' unlocks it.",
+            )
         else:
             yield Line("lock", GOOD, "the datastore is not locked")
     stored = snapshot.entry(CONFIG)
@@ -239,7 +264,12 @@ def _pools(engine: Engine) -> Iterator[Line]:
     for pool in pools:
         share = pool.in_use / pool.capacity
         if share >= 0.95:
-            yield Line("pool", BAD, f"{pool.name} ({pool.cidr_text}) is {share:.0%} full", "Add a pool: 'ipamctl pool create CIDR'.")
+            yield Line(
+                "pool",
+                BAD,
+                f"{pool.name} ({pool.cidr_text}) is {share:.0%} full",
+                "Add a pool: 'ipamctl pool create CIDR'.",
+            )
         elif share >= 0.8:
             yield Line("pool", WARN, f"{pool.name} ({pool.cidr_text}) is {share:.0%} full", "Plan another pool.")
         else:
@@ -259,7 +289,12 @@ def _node(engine: Engine, given: str | None) -> Iterator[Line]:
     for version in sorted({pool.cidr.version for pool in pools if pool.enabled}):
         answer = explain_node(engine, name, version=version)
         if not answer.known:
-            yield Line("node", BAD, f"there is no Node {name}", f"'ipamctl init --node {name}' makes it; or name this host with --node.")
+            yield Line(
+                "node",
+                BAD,
+                f"there is no Node {name}",
+                f"'ipamctl init --node {name}' makes it; or name this host with --node.",
+            )
             return
         state = GOOD if answer.ok else BAD
         cure = "" if answer.ok else f"'ipamctl ipam explain {name}' tells why."
@@ -278,6 +313,11 @@ def _clock(engine: Engine) -> Iterator[Line]:
         newest = max(newest, *times)
     ahead = (newest - now) // SECOND
     if ahead > 5:
-        yield Line("clock", BAD, f"an address was released or a block claimed {ahead} s ahead of this clock", "Set the clocks of the hosts by NTP.")
+        yield Line(
+            "clock",
+            BAD,
+            f"an address was released or a block claimed {ahead} s ahead of this clock",
+            "Set the clocks of the hosts by NTP.",
+        )
     else:
         yield Line("clock", GOOD, "nothing in the datastore lies ahead of this clock")

@@ -17,14 +17,29 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("subject", required=False, shell_complete=live_names("node", "pool", "block", "handle"))
-@click.option("--node", metavar="NAME", shell_complete=live_names("node"), help="What a workload on this node would get.")
+@click.option(
+    "--node", metavar="NAME", shell_complete=live_names("node"), help="What a workload on this node would get."
+)
 @click.option("--pod", metavar="NAMESPACE/NAME", help="The addresses of a pod, or why it has none.")
-@click.option("--pool", metavar="NAME", shell_complete=live_names("pool"), help="A pool; with --node: whether it serves that node.")
+@click.option(
+    "--pool",
+    metavar="NAME",
+    shell_complete=live_names("pool"),
+    help="A pool; with --node: whether it serves that node.",
+)
 @click.option("--handle", metavar="ID", shell_complete=live_names("handle"), help="A handle and its addresses.")
 @click.option("--namespace", metavar="NAME", default="", help="With --node: the namespace of the workload.")
-@click.option("--label", "labels", multiple=True, metavar="KEY=VALUE", help="With --node: a label of that namespace; may be given again.")
+@click.option(
+    "--label",
+    "labels",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="With --node: a label of that namespace; may be given again.",
+)
 @click.option("--ipv6", is_flag=True, help="With --node: ask for an IPv6 address.")
-@click.option("--use", default="Workload", metavar="USE", help="With --node: Workload, Tunnel or LoadBalancer. Default: Workload.")
+@click.option(
+    "--use", default="Workload", metavar="USE", help="With --node: Workload, Tunnel or LoadBalancer. Default: Workload."
+)
 @common_options
 @pass_session
 def explain(
@@ -79,7 +94,9 @@ def explain(
         about = engine.explain_pool(session.engine, pool)
         _write(session, _pool_document(about), lambda: _tell_pool(about))
     else:
-        raise click.UsageError("Say what to explain: an address, NAMESPACE/POD, node, pool or handle.", click.get_current_context())
+        raise click.UsageError(
+            "Say what to explain: an address, NAMESPACE/POD, node, pool or handle.", click.get_current_context()
+        )
 
 
 def _write(session: Session, content: dict[str, Any], tell: Any) -> None:
@@ -144,8 +161,14 @@ def tell_node(session: Session, answer: NodeAnswer) -> None:
     say()
     say(f"Own blocks: {len(answer.blocks)} of at most {answer.limit}, {answer.limit_from}.")
     for block in answer.blocks:
-        say(f"  {block.block.cidr}  {block.free} of {block.block.size} free  {'in pool ' + block.pool if block.pool else 'in no pool'}")
-    rule = "Strict affinity is on: it never borrows." if answer.strict else f"Borrowing is allowed: {answer.borrowable} addresses."
+        say(
+            f"  {block.block.cidr}  {block.free} of {block.block.size} free  {'in pool ' + block.pool if block.pool else 'in no pool'}"
+        )
+    rule = (
+        "Strict affinity is on: it never borrows."
+        if answer.strict
+        else f"Borrowing is allowed: {answer.borrowable} addresses."
+    )
     say(rule if answer.auto else rule + " Blocks are not claimed by themselves.")
     say()
     say(paragraph("→ " + answer.outcome))
@@ -163,7 +186,13 @@ def _node_document(answer: NodeAnswer) -> dict[str, Any]:
         "exists": answer.known,
         "ipVersion": answer.version,
         "pools": [
-            {"name": p.pool.name, "cidr": p.pool.cidr_text, "accepted": p.accepted, "reason": p.reason, "unclaimedBlocks": p.free_blocks}
+            {
+                "name": p.pool.name,
+                "cidr": p.pool.cidr_text,
+                "accepted": p.accepted,
+                "reason": p.reason,
+                "unclaimedBlocks": p.free_blocks,
+            }
             for p in answer.pools
         ],
         "blocks": [{"cidr": str(b.block.cidr), "free": b.free, "pool": b.pool or None} for b in answer.blocks],
@@ -195,7 +224,11 @@ def _tell_pod(session: Session, found: PodAnswer) -> None:
     if not found.endpoints:
         say("No endpoint is recorded for it.")
     if have - held:
-        say(paragraph(f"{', '.join(sorted(have - held))} is in use but not allocated to it: 'ipamctl ipam check' tells more."))
+        say(
+            paragraph(
+                f"{', '.join(sorted(have - held))} is in use but not allocated to it: 'ipamctl ipam check' tells more."
+            )
+        )
     if held and found.endpoints and held - have:
         say(paragraph(f"{', '.join(sorted(held - have))} is allocated, but its endpoint does not use it."))
     if found.next is not None:
@@ -252,12 +285,28 @@ def _tell_pool(about: PoolAnswer) -> None:
     from calico_ipam.ctl.output import readable_share
 
     pool, usage = about.pool, about.usage
-    say(f"Pool {pool.name} ({pool.cidr_text}), blocks of /{pool.block_size}: {'enabled' if pool.enabled else pool.unusable_reason}")
-    say(f"In use {readable_share(usage.in_use, usage.capacity)}, free {readable_share(usage.available, usage.capacity)}, "
-        f"reserved {readable_count(usage.reserved)}, cooling {readable_count(usage.cooling)}")
-    say(f"For {', '.join(pool.allowed_uses)}; nodes {pool.node_selector}; namespaces {pool.namespace_selector or 'all'}; {pool.assignment_mode}")
+    say(
+        f"Pool {pool.name} ({pool.cidr_text}), blocks of /{pool.block_size}: {'enabled' if pool.enabled else pool.unusable_reason}"
+    )
+    say(
+        f"In use {readable_share(usage.in_use, usage.capacity)}, free {readable_share(usage.available, usage.capacity)}, "
+        f"reserved {readable_count(usage.reserved)}, cooling {readable_count(usage.cooling)}"
+    )
+    say(
+        f"For {', '.join(pool.allowed_uses)}; nodes {pool.node_selector}; namespaces {pool.namespace_selector or 'all'}; {pool.assignment_mode}"
+    )
     if about.serves or about.refuses:
-        say(paragraph(f"Serves {len(about.serves)} nodes" + (f", not {', '.join(about.refuses[:8])}{' …' if len(about.refuses) > 8 else ''}" if about.refuses else "") + "."))
+        say(
+            paragraph(
+                f"Serves {len(about.serves)} nodes"
+                + (
+                    f", not {', '.join(about.refuses[:8])}{' …' if len(about.refuses) > 8 else ''}"
+                    if about.refuses
+                    else ""
+                )
+                + "."
+            )
+        )
     say(f"{len(usage.blocks)} blocks:")
     for owner, blocks, used in about.owners[:10]:
         say(f"  {owner}: {blocks} block{'s'[: blocks > 1]}, {used} addresses taken")

@@ -91,7 +91,9 @@ def _block(session: Session, cidr: Network) -> None:
     for block in blocks:
         holders: dict[str, int] = {}
         for _, attribute in block.taken():
-            holders[attribute.active.get("node") or "no node"] = holders.get(attribute.active.get("node") or "no node", 0) + 1
+            holders[attribute.active.get("node") or "no node"] = (
+                holders.get(attribute.active.get("node") or "no node", 0) + 1
+            )
         content.append(
             {
                 "cidr": str(block.cidr),
@@ -107,8 +109,10 @@ def _block(session: Session, cidr: Network) -> None:
         document({"blocks": content}, session.output)
         return
     for each in content:
-        say(f"Block {each['cidr']} of {each['affinity'] or 'nobody'}: {each['taken']} taken, {each['free']} free, {each['cooling']} cooling")
-        for node, number in sorted(each["holders"].items()):  # type: ignore[union-attr]  # a dictionary, as made above
+        say(
+            f"Block {each['cidr']} of {each['affinity'] or 'nobody'}: {each['taken']} taken, {each['free']} free, {each['cooling']} cooling"
+        )
+        for node, number in sorted(each["holders"].items()):
             say(f"  {number} held by {node}")
         if each["fault"]:
             say(f"  broken: {each['fault']}")

@@ -101,8 +101,10 @@ def _bad_option(error: click.BadOptionUsage) -> str:
     name = str(error.option_name)
     if "requires an argument" not in error.message:
         return error.format_message()
-    return f"flag needs an argument: {name}" if name.startswith("--") else (
-        f"flag needs an argument: '{name[1:2]}' in {name}"
+    return (
+        f"flag needs an argument: {name}"
+        if name.startswith("--")
+        else (f"flag needs an argument: '{name[1:2]}' in {name}")
     )
 
 

@@ -160,7 +160,8 @@ def _loader() -> Any:
 def _resources(source: Source, item: Any) -> Iterator[dict[str, Any]]:
     if not isinstance(item, Mapping):
         raise Told(
-            f"{source}: a resource must be a mapping with apiVersion, kind and metadata", hint="Write 'kind: IPPool' and so on."
+            f"{source}: a resource must be a mapping with apiVersion, kind and metadata",
+            hint="Write 'kind: IPPool' and so on.",
         )
     kind, version = str(item.get("kind") or ""), str(item.get("apiVersion") or "")
     if kind.endswith("List") and "items" in item:

@@ -16,7 +16,14 @@ from calico_ipam.model.resource_schema import ANY, METADATA, SCHEMAS
 #: kinds whose status is shown even when it is empty
 _WITH_STATUS = frozenset({"Node", "KubeControllersConfiguration", "Tier"})
 #: fields of the metadata that --export leaves out
-_PRIVATE = ("namespace", "uid", "resourceVersion", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds")
+_PRIVATE = (
+    "namespace",
+    "uid",
+    "resourceVersion",
+    "creationTimestamp",
+    "deletionTimestamp",
+    "deletionGracePeriodSeconds",
+)
 
 
 def completed(resource: Resource) -> Resource:
@@ -50,9 +57,18 @@ def document(resource: Resource, *, export: bool = False) -> dict[str, Any]:
     schema = SCHEMAS.get(made.kind)
     spec = dict(made.spec)
     if schema is not None and schema.spec != ANY:
-        ordered = {name: spec[name] for name in schema.spec if name in spec and (spec[name] or name in schema.kept | schema.shown)}
+        ordered = {
+            name: spec[name]
+            for name in schema.spec
+            if name in spec and (spec[name] or name in schema.kept | schema.shown)
+        }
         spec = ordered | {name: value for name, value in spec.items() if name not in schema.spec}
-    found: dict[str, Any] = {"kind": made.kind, "apiVersion": "projectcalico.org/v3", "metadata": metadata, "spec": spec}
+    found: dict[str, Any] = {
+        "kind": made.kind,
+        "apiVersion": "projectcalico.org/v3",
+        "metadata": metadata,
+        "spec": spec,
+    }
     status = made.document.get("status")
     if status or made.kind in _WITH_STATUS:
         found["status"] = status or {}
@@ -91,7 +107,9 @@ def as_yaml(value: Any) -> str:
         return dumper.represent_scalar(_TEXT, value, style=style)
 
     Dumper.add_representer(str, text)
-    found: str = yaml.dump(value, Dumper=Dumper, sort_keys=True, allow_unicode=True, default_flow_style=False, width=10**6)
+    found: str = yaml.dump(
+        value, Dumper=Dumper, sort_keys=True, allow_unicode=True, default_flow_style=False, width=10**6
+    )
     return found.removesuffix("...\n") if value is None else found
 
 
@@ -104,5 +122,3 @@ def columns_table(kind: Kind, headings: Sequence[str], resources: Sequence[Resou
     widths = [max(5, *(len(row[i]) + 3 for row in [list(headings), *rows])) for i in range(len(headings))]
     lines = ["".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)) for row in [headings, *rows]]
     return "\n".join(lines) + "\n\n"
-
-

@@ -28,8 +28,16 @@ _SHOWN = 20
 
 
 @click.command()
-@click.option("--older-than", type=click.IntRange(0), default=GRACE, metavar="SECONDS", help=f"Leave younger allocations alone. Default: {GRACE}.")
-@click.option("--confirm-after", type=click.FloatRange(0, 86400), metavar="SECONDS", help="Look a second time after this time.")
+@click.option(
+    "--older-than",
+    type=click.IntRange(0),
+    default=GRACE,
+    metavar="SECONDS",
+    help=f"Leave younger allocations alone. Default: {GRACE}.",
+)
+@click.option(
+    "--confirm-after", type=click.FloatRange(0, 86400), metavar="SECONDS", help="Look a second time after this time."
+)
 @click.option("--handles/--no-handles", default=True, help="Delete handles without addresses too. Default: yes.")
 @click.option("--cold", is_flag=True, help="Only free addresses whose cooldown is over.")
 @click.option("--include-unattributed", is_flag=True, help="Also addresses that are nobody's in particular.")
@@ -70,7 +78,9 @@ def gc(
             _collect(session, survey, yes=yes, dry_run=dry_run)
             return
         _refuse_blindness(survey, found)
-        leaks = _leaks(survey, found, older_than, services_known=services is not None, unattributed=include_unattributed)
+        leaks = _leaks(
+            survey, found, older_than, services_known=services is not None, unattributed=include_unattributed
+        )
         stray = [each for each in found if each.kind == "stray-handle"] if handles else []
         _plan(session, leaks, stray, dry_run=dry_run)
         if dry_run or not (leaks or stray):
@@ -119,14 +129,21 @@ def _refuse_blindness(survey: Survey, found: list[Finding]) -> None:
 def _plan(session: Session, leaks: list[Allocation], stray: list[Finding], *, dry_run: bool) -> None:
     if session.wants_document:
         if dry_run:
-            document({"leaked": [_leak_document(each) for each in leaks], "strayHandles": [e.subject for e in stray]}, session.output)
+            document(
+                {"leaked": [_leak_document(each) for each in leaks], "strayHandles": [e.subject for e in stray]},
+                session.output,
+            )
         return
     if not leaks and not stray:
         say("Nothing is leaked.")
         return
     for each in leaks[:_SHOWN]:
         active = each.attribute.active
-        whose = f"{active.get('namespace')}/{active['pod']}" if active.get("pod") else each.attribute.clean_handle or "nobody"
+        whose = (
+            f"{active.get('namespace')}/{active['pod']}"
+            if active.get("pod")
+            else each.attribute.clean_handle or "nobody"
+        )
         say(f"  {each.address}  {whose}{f' on {each.node}' if each.node else ''}")
     if len(leaks) > _SHOWN:
         say(f"  … and {len(leaks) - _SHOWN} more")
@@ -184,10 +201,11 @@ def _collect(session: Session, survey: Survey, *, yes: bool, dry_run: bool) -> N
     from calico_ipam.model.findings import Finding
     from calico_ipam.model.timestamps import SECOND
 
-
     limit = survey.config.cooldown_seconds * SECOND
     ripe = {
-        str(block.cidr): sum(1 for _, a in block.taken() if a.released_at is not None and survey.now - a.released_at >= limit)
+        str(block.cidr): sum(
+            1 for _, a in block.taken() if a.released_at is not None and survey.now - a.released_at >= limit
+        )
         for block in survey.blocks
     }
     todo = [Finding("old-cooldown", cidr, f"{number} in {cidr}", block=cidr) for cidr, number in ripe.items() if number]

@@ -37,10 +37,18 @@ class Found:
 @click.option("-f", "--filename", "files", multiple=True, metavar="FILE", help="Show the resources that FILE names.")
 @click.option("-R", "--recursive", is_flag=True, help="Look into sub-folders of FILE.")
 @click.option("--skip-empty", is_flag=True, help="A FILE without resources is no failure.")
-@click.option("-o", "--output", "--format", "form", default="ps", metavar="FORMAT", help="ps, wide, yaml, json, name, custom-columns=A,B, go-template=T, go-template-file=F or jsonpath=EXPRESSION.")
+@click.option(
+    "-o",
+    "--output",
+    "--format",
+    "form",
+    default="ps",
+    metavar="FORMAT",
+    help="ps, wide, yaml, json, name, custom-columns=A,B, go-template=T, go-template-file=F or jsonpath=EXPRESSION.",
+)
 @click.option("-n", "--namespace", metavar="NAME", help="The namespace of namespaced kinds. Default: default.")
 @click.option("-A", "--all-namespaces", is_flag=True, help="All namespaces.")
-@click.option("-a", "all_too", is_flag=True, hidden=True)
+@click.option("-a", "all_too", is_flag=True, hidden=True, help="The same as -A.")
 @click.option("--export", is_flag=True, help="Leave out what belongs to this cluster only.")
 @click.option("--watch", is_flag=True, help="Show it again whenever it changes, until interrupted.")
 @connection_options
@@ -141,7 +149,11 @@ def known_kind(session: Session, word: str, *, prefix: str = "") -> Kind:
 
         names = [alias for each in KINDS for alias in each.aliases]
         close = get_close_matches(word.lower(), names, n=2)
-        hint = f"Did you mean {' or '.join(close)}?" if close else f"Known are {', '.join(each.aliases[0] for each in KINDS)}."
+        hint = (
+            f"Did you mean {' or '.join(close)}?"
+            if close
+            else f"Known are {', '.join(each.aliases[0] for each in KINDS)}."
+        )
         raise Told(f"{prefix}resource type '{word}' is not supported", hint=hint)
     return kind
 
@@ -157,16 +169,17 @@ def _check_format(session: Session, form: str) -> None:
         return
     if not session.compat and (form in ("name", "table") or (equals and name == "jsonpath")):
         return
-    raise Told(f"unrecognized output format '{form}'", hint="Known are ps, wide, yaml, json, name, custom-columns=, go-template=, jsonpath=.")
+    raise Told(
+        f"unrecognized output format '{form}'",
+        hint="Known are ps, wide, yaml, json, name, custom-columns=, go-template=, jsonpath=.",
+    )
 
 
 def _check_namespace(kind: Kind, namespace: str | None, everywhere: bool) -> None:
     if not kind.namespaced and (namespace or everywhere):
         raise Told(f"{kind.name} is not namespaced", hint="Leave -n and -A out: it belongs to the whole cluster.")
     if namespace and everywhere:
-        raise Told(
-            "cannot use both --namespace and --all-namespaces flags at the same time", hint="Give one of them."
-        )
+        raise Told("cannot use both --namespace and --all-namespaces flags at the same time", hint="Give one of them.")
 
 
 def resources_of(session: Session, *, prefix: str = "", writes: bool = False) -> Resources:
@@ -227,7 +240,9 @@ def _suggestion(session: Session, error: IPAMError, kind: Kind) -> str:
     close = get_close_matches(wanted, names, n=3)
     if close:
         return f"Did you mean {' or '.join(close)}?"
-    return f"There are: {', '.join(names[:8])}{' …' if len(names) > 8 else ''}." if names else f"There is no {kind.name}."
+    return (
+        f"There are: {', '.join(names[:8])}{' …' if len(names) > 8 else ''}." if names else f"There is no {kind.name}."
+    )
 
 
 # --- writing -------------------------------------------------------------------------------------------------

@@ -68,7 +68,9 @@ def _sequence(tokens: list[_Node], start: int, ends: tuple[str, ...]) -> tuple[t
             if stop is not None and stop.startswith("else"):
                 otherwise, position, stop = _sequence(tokens, position, ("end",))
             if stop is None:
-                raise InvalidInput(f"template: get: unexpected EOF in {{{{{token.text}}}}}", hint="Close it with {{end}}.")
+                raise InvalidInput(
+                    f"template: get: unexpected EOF in {{{{{token.text}}}}}", hint="Close it with {{end}}."
+                )
             found.append(_Node(word, token.text.removeprefix(word).strip(), inner, otherwise, token.place))
         elif token.kind == "text" or not token.text.startswith("/*"):
             found.append(token)
@@ -116,8 +118,10 @@ def _commands(text: str) -> Iterator[list[str]]:
 
 
 def _value(word: str, node: _Node, root: Any, dot: Any, functions: Mapping[str, Callable[..., Any]]) -> Any:
-    if word[0] in "\"`":
-        return word[1:-1].encode("latin-1", "backslashreplace").decode("unicode_escape") if word[0] == '"' else word[1:-1]
+    if word[0] in '"`':
+        return (
+            word[1:-1].encode("latin-1", "backslashreplace").decode("unicode_escape") if word[0] == '"' else word[1:-1]
+        )
     if re.fullmatch(r"-?\d+", word):
         return int(word)
     if word in ("true", "false"):
@@ -131,7 +135,9 @@ def _value(word: str, node: _Node, root: Any, dot: Any, functions: Mapping[str, 
     if word in functions:
         return functions[word]
     raise InvalidInput(
-        f'template: get:1: function "{word}" not defined', subject=word, hint=f"Known are {', '.join(sorted(functions))}."
+        f'template: get:1: function "{word}" not defined',
+        subject=word,
+        hint=f"Known are {', '.join(sorted(functions))}.",
     )
 
 

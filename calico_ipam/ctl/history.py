@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("subject")
-@click.option("--last", type=click.IntRange(1), default=50, metavar="NUMBER", help="Show at most this many changes. Default: 50.")
+@click.option(
+    "--last", type=click.IntRange(1), default=50, metavar="NUMBER", help="Show at most this many changes. Default: 50."
+)
 @common_options
 @pass_session
 def history(session: Session, /, subject: str, last: int) -> None:
@@ -43,7 +45,7 @@ def history(session: Session, /, subject: str, last: int) -> None:
             rows = [_block_row(change) for change in changes_of(store, f"/block/{str(cidr).replace('/', '-')}")]
         except InvalidInput:
             rows = [_handle_row(change) for change in changes_of(store, f"/handle/{subject}")]
-    rows = [row for row in rows if row is not None][-last:]
+    rows = rows[-last:]
     if session.wants_document:
         names = ("revision", "what", "holder", "details")
         document({"subject": subject, "changes": [dict(zip(names, row, strict=True)) for row in rows]}, session.output)
@@ -88,7 +90,7 @@ def _holder(attribute: Any) -> str:
     return f"{who or attribute.clean_handle or 'nobody'}{' on ' + active['node'] if active.get('node') else ''}"
 
 
-def _block_row(change: Change) -> tuple[str, str, str, str] | None:
+def _block_row(change: Change) -> tuple[str, str, str, str]:
     block = change.block
     if block is None:
         return (str(change.revision), change.kind, "", change.path.rpartition("/")[2])

@@ -38,7 +38,14 @@ def table(session: Session, held: Sequence[Held]) -> None:
     session.table(
         columns,
         [
-            (str(h.address), h.owner, h.node, h.handle or "<none>", str(h.block), format_time(h.since) if h.since else "")
+            (
+                str(h.address),
+                h.owner,
+                h.node,
+                h.handle or "<none>",
+                str(h.block),
+                format_time(h.since) if h.since else "",
+            )
             for h in held
         ],
     )

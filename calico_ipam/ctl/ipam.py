@@ -15,7 +15,9 @@ COMMANDS = {
     "explain": Later(_CTL + "explain:explain", "Why a node, pod, pool, address or handle is as it is.", _LOOK),
     "map": Later(_CTL + "map:map_", "Pools and their blocks, drawn.", _LOOK),
     "history": Later(_CTL + "history:history", "What happened to an address, block or handle.", _LOOK),
-    "simulate": Later(_CTL + "simulate:simulate", "What would happen if: nodes lost, pools changed, pods added.", _LOOK),
+    "simulate": Later(
+        _CTL + "simulate:simulate", "What would happen if: nodes lost, pools changed, pods added.", _LOOK
+    ),
     "check": Later(_CTL + "check:check", "Find leaks and whatever else is wrong; each with the cure.", _MEND),
     "repair": Later(_CTL + "repair:repair", "Mend what check finds: plan, confirm, write, verify.", _MEND),
     "gc": Later(_CTL + "gc:gc", "Find leaked addresses and release them, safely.", _MEND),
@@ -34,13 +36,16 @@ def ipam() -> None:
 @click.option("--ip", metavar="ADDRESS", help="Show who holds this address.")
 @click.option("--handle", metavar="ID", shell_complete=live_names("handle"), help="Show the addresses of this handle.")
 @click.option("--pod", metavar="NAMESPACE/NAME", help="Show the addresses of this pod.")
-@click.option("--node", metavar="NAME", shell_complete=live_names("node"), help="Show the addresses that this node holds, and its blocks.")
+@click.option(
+    "--node",
+    metavar="NAME",
+    shell_complete=live_names("node"),
+    help="Show the addresses that this node holds, and its blocks.",
+)
 @click.option("--show-blocks", is_flag=True, help="Show the blocks of each pool too.")
 @click.option("--show-borrowed", is_flag=True, help="Show addresses that a node holds in another node's block.")
 @click.option("--show-configuration", is_flag=True, help="Show the IPAM settings.")
-@click.option(
-    "--sort", type=click.Choice(("cidr", "used", "free", "node")), help="Order of blocks. Default: by CIDR."
-)
+@click.option("--sort", type=click.Choice(("cidr", "used", "free", "node")), help="Order of blocks. Default: by CIDR.")
 @click.option("--watch", is_flag=True, help="Show it again whenever it changes, until interrupted.")
 @common_options
 @pass_session

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from calico_ipam.datastore.api import Entry
@@ -10,6 +11,7 @@ from calico_ipam.engine.survey import BLOCKS, HANDLES, ROWS, affinity_host
 from calico_ipam.errors import NotFound
 from calico_ipam.model import names
 from calico_ipam.model.block import Block
+from calico_ipam.model.keys import Scope
 from calico_ipam.model.resource import Resource
 from calico_ipam.model.timestamps import parse_attribute_time
 
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
     from calico_ipam.ctl.kinds import Kind
     from calico_ipam.engine.world import Engine
 
-_SCOPES = {"IPAMBlock": BLOCKS, "BlockAffinity": ROWS, "IPAMHandle": HANDLES}
+_SCOPES: Mapping[str, Scope] = {"IPAMBlock": BLOCKS, "BlockAffinity": ROWS, "IPAMHandle": HANDLES}
 _GROUP = Group(V1)
 
 
@@ -88,7 +90,11 @@ def _counts(entry: Entry, held: dict[str, list[int]], now: int) -> dict[str, str
     if hasattr(value, "id"):
         mine = held.get(value.id, [])
         oldest = min((at for at in mine if at), default=0)
-        return {"AGE": age(now - oldest) if oldest else "", "REVISION": entry.revision, "MATCHED": str(bool(mine)).lower()}
+        return {
+            "AGE": age(now - oldest) if oldest else "",
+            "REVISION": entry.revision,
+            "MATCHED": str(bool(mine)).lower(),
+        }
     return {}
 
 

@@ -84,6 +84,15 @@ def asn_cell(default: str) -> Cell:
     return cell
 
 
+def _count(name: str) -> Cell:
+    """Return the cell of something that was counted when the object was looked up."""
+
+    def cell(resource: Resource) -> str:
+        return str(mapping(resource.document.get("counts")).get(name, ""))
+
+    return cell
+
+
 def _condition(resource: Resource) -> str:
     return _text(resource.spec.get("datastoreReady")) if resource.spec.get("datastoreReady") is not None else ""
 
@@ -194,7 +203,7 @@ KINDS: Sequence[Kind] = (
             "AFFINITY": _spec("affinity"),
             "CLAIMTIME": _spec("affinityClaimTime"),
             "SEQUENCE": _spec("sequenceNumber", default="0"),
-            **{name: (lambda r, name=name: str(mapping(r.document.get("counts")).get(name, ""))) for name in ("USED", "FREE", "COOLING", "BORROWED")},
+            **{name: _count(name) for name in ("USED", "FREE", "COOLING", "BORROWED")},
         },
         ours=True,
     ),
@@ -222,7 +231,7 @@ KINDS: Sequence[Kind] = (
             "ID": _spec("handleID"),
             "BLOCKS": lambda r: ",".join(mapping(r.spec.get("block"))),
             "IPS": lambda r: str(sum(int(n) for n in mapping(r.spec.get("block")).values())),
-            **{name: (lambda r, name=name: str(mapping(r.document.get("counts")).get(name, ""))) for name in ("AGE", "REVISION", "MATCHED")},
+            **{name: _count(name) for name in ("AGE", "REVISION", "MATCHED")},
         },
         ours=True,
     ),

@@ -45,7 +45,9 @@ def unlock(session: Session, /, dry_run: bool) -> None:
 
 @click.command()
 @click.option("--reason", default="", help="Why, for whoever wonders.")
-@click.option("--for", "seconds", type=click.IntRange(0), default=0, metavar="SECONDS", help="When it may be taken for forgotten.")
+@click.option(
+    "--for", "seconds", type=click.IntRange(0), default=0, metavar="SECONDS", help="When it may be taken for forgotten."
+)
 @click.option("--status", is_flag=True, help="Show the lock and change nothing.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--dry-run", is_flag=True, help="Say what would happen and write nothing.")
@@ -64,7 +66,9 @@ def own_lock(session: Session, /, reason: str, seconds: int, status: bool, yes: 
         else:
             say(f"The datastore is {found}." if status else f"Would lock the datastore, which is {found}.")
         return
-    confirm(session, "Lock it? No pod gets or loses its address meanwhile.", assume_yes=yes, refusal="nothing was locked.")
+    confirm(
+        session, "Lock it? No pod gets or loses its address meanwhile.", assume_yes=yes, refusal="nothing was locked."
+    )
     _lock(session, reason=reason, seconds=seconds)
     say("Datastore locked.")
 

@@ -12,6 +12,7 @@ from calico_ipam.ctl.commands import Commands, Later, is_exact
 from calico_ipam.ctl.failures import EXIT_CODES, SILENT, Told, exact, exit_code, told
 from calico_ipam.ctl.output import note, on_terminal
 from calico_ipam.ctl.session import Session, common_options
+from calico_ipam.errors import IPAMError
 
 __all__ = ["EXIT_CODES", "cli", "exit_code", "main"]
 
@@ -22,7 +23,9 @@ _CTL = "calico_ipam.ctl."
 _ADDRESSES, _RESOURCES, _STORE = "Addresses", "Resources", "This host and its datastore"
 COMMANDS = {
     "ipam": Later(_CTL + "ipam:ipam", "Look at addresses, find out why, release, check and repair.", _ADDRESSES),
-    "pool": Later(_CTL + "pool:pool", "Create, list, resize and delete the ranges that addresses come from.", _ADDRESSES),
+    "pool": Later(
+        _CTL + "pool:pool", "Create, list, resize and delete the ranges that addresses come from.", _ADDRESSES
+    ),
     "get": Later(_CTL + "get:get", "Show resources: pools, reservations, nodes, blocks, handles.", _RESOURCES),
     "create": Later(_CTL + "write:create", "Create resources from a file.", _RESOURCES),
     "apply": Later(_CTL + "write:apply", "Create resources from a file, or replace those that exist.", _RESOURCES),
@@ -73,7 +76,8 @@ def _report(error: BaseException, session: Session) -> None:
     if not isinstance(error, click.ClickException | OSError | KeyboardInterrupt):
         _trace(error)
     try:
-        if is_exact(session) or (session.compat and isinstance(error, click.UsageError | Told)):
+        known = isinstance(error, click.ClickException | IPAMError)  # to calicoctl
+        if known and (is_exact(session) or (session.compat and isinstance(error, click.UsageError | Told))):
             text, on_stdout = exact(error)
             click.echo(text, err=not on_stdout)
             return

@@ -54,7 +54,11 @@ def map_(session: Session, /, pool: str | None, target: str | None) -> None:
     if not shown:
         say("There are no pools; 'ipamctl pool create CIDR' makes one.")
         return
-    say(paragraph(f"{shades[0]} nobody's  {shades[1]} empty  {shades[2]} up to half  {shades[3]} more  {shades[4]} full"))
+    say(
+        paragraph(
+            f"{shades[0]} nobody's  {shades[1]} empty  {shades[2]} up to half  {shades[3]} more  {shades[4]} full"
+        )
+    )
 
 
 def _signs() -> str:
@@ -74,8 +78,14 @@ def drawn(session: Session, pool: PoolUtilization, shades: str) -> list[str]:
     width = max(24, min(80, shutil.get_terminal_size().columns))
     if pool.orphans:
         title = f"blocks in no IPv{pool.cidr.version} pool"
-        return [title, *(f"  {block.cidr}  {block.affinity or 'of nobody'}  {block.in_use} taken" for block in pool.blocks)]
-    lines = [f"{pool.name}  {pool.cidr_text}", f"  in use {readable_share(pool.in_use, pool.capacity)}, {len(pool.blocks)} blocks"]
+        return [
+            title,
+            *(f"  {block.cidr}  {block.affinity or 'of nobody'}  {block.in_use} taken" for block in pool.blocks),
+        ]
+    lines = [
+        f"{pool.name}  {pool.cidr_text}",
+        f"  in use {readable_share(pool.in_use, pool.capacity)}, {len(pool.blocks)} blocks",
+    ]
     signs = _places(pool, shades)
     if not signs:
         return lines
@@ -106,7 +116,9 @@ def _places(pool: PoolUtilization, shades: str) -> list[str]:
     found = []
     for index in range(signs):
         shares = taken.get(index)
-        found.append(shades[0] if shares is None else _sign(sum(shares) / per_sign if per_sign > 1 else shares[0], shades))
+        found.append(
+            shades[0] if shares is None else _sign(sum(shares) / per_sign if per_sign > 1 else shares[0], shades)
+        )
     return found
 
 

@@ -37,7 +37,11 @@ def page(session: Session, usage: Utilization) -> str:
 
 def _pool(pool: PoolUtilization) -> str:
     title = f"Blocks in no IPv{pool.cidr.version} pool" if pool.orphans else f"{pool.name} {pool.cidr_text}"
-    numbers = "" if pool.orphans else f"<p>in use {escape(readable_share(pool.in_use, pool.capacity))}, {len(pool.blocks)} blocks</p>"
+    numbers = (
+        ""
+        if pool.orphans
+        else f"<p>in use {escape(readable_share(pool.in_use, pool.capacity))}, {len(pool.blocks)} blocks</p>"
+    )
     blocks = "".join(_block(block) for block in sorted(pool.blocks, key=lambda each: each.cidr))
     return f"<h2>{escape(title)}</h2>{numbers}<div>{blocks}</div>"
 

@@ -61,12 +61,19 @@ def _exported(resource: Any) -> dict[str, Any]:
     metadata = {name: resource.metadata[name] for name in kept if resource.metadata.get(name)}
     if resource.kind in ("Tier", "Node"):
         found["status"] = found.get("status") or {}
-    ordered = {"apiVersion": "projectcalico.org/v3", "kind": resource.kind, "metadata": metadata, "spec": found.get("spec")}
+    ordered = {
+        "apiVersion": "projectcalico.org/v3",
+        "kind": resource.kind,
+        "metadata": metadata,
+        "spec": found.get("spec"),
+    }
     return ordered | ({"status": found["status"]} if "status" in found else {})
 
 
 @click.command(cls=Mirrored)
-@click.option("-f", "--filename", "path", metavar="FILE", help="What 'datastore migrate export' wrote; - for standard input.")
+@click.option(
+    "-f", "--filename", "path", metavar="FILE", help="What 'datastore migrate export' wrote; - for standard input."
+)
 @click.option("--dry-run", is_flag=True, help="Check the file and the datastore, and write nothing.")
 @common_options
 @pass_session
@@ -99,7 +106,9 @@ def import_(session: Session, /, path: str | None, dry_run: bool) -> None:
     if errors:
         raise Told(f"failed to import IPAM resources: {' '.join(str(error) for error in errors)}", hint=errors[0].hint)
     say(f"Successfully applied {len(items)} IPAM resource(s)")
-    say("Datastore information successfully imported. Please refer to the datastore migration documentation for next steps.")
+    say(
+        "Datastore information successfully imported. Please refer to the datastore migration documentation for next steps."
+    )
 
 
 def _read(path: str | None) -> tuple[list[Mapping[str, Any]], Mapping[str, Any], tuple[tuple[Key, Any], ...]]:
@@ -125,7 +134,9 @@ def _read(path: str | None) -> tuple[list[Mapping[str, Any]], Mapping[str, Any],
         raise Told(f"error while reading migration file: {path}: {' '.join(str(error).split())}") from None
     items = migration.parse_ipam(third, path)
     if not items:
-        raise InvalidInput("no IPAM resources specified in file", subject=path, hint="The third part of the file is empty.")
+        raise InvalidInput(
+            "no IPAM resources specified in file", subject=path, hint="The third part of the file is empty."
+        )
     return [item for each in lists for item in each.get("items") or ()], cluster, items
 
 
@@ -145,7 +156,9 @@ def _apply(session: Session, engine: Engine, documents: list[Mapping[str, Any]])
                 if stored is None:
                     session.note(f"node {key.name} does not exist in Kubernetes and is left out.", label="warning")
                     continue
-                engine.store.commit(Update(stored, Resource(NODE, key.name, {**stored.value.document, "spec": resource.spec})))
+                engine.store.commit(
+                    Update(stored, Resource(NODE, key.name, {**stored.value.document, "spec": resource.spec}))
+                )
             else:
                 engine.store.commit(Create(key, resource))
         except (AlreadyExists, NotSupported) as error:

@@ -24,8 +24,17 @@ TYPES = ("strategic", "merge", "json")
 
 @click.command(cls=Mirrored)
 @click.argument("words", nargs=-1, metavar="KIND NAME")
-@click.option("-p", "--patch", "text", default="", metavar="JSON", help='What to change, such as {"spec":{"disabled":true}}.')
-@click.option("-t", "--type", "kind_of_patch", default="strategic", metavar="TYPE", help="strategic, merge, or json for a list of operations.")
+@click.option(
+    "-p", "--patch", "text", default="", metavar="JSON", help='What to change, such as {"spec":{"disabled":true}}.'
+)
+@click.option(
+    "-t",
+    "--type",
+    "kind_of_patch",
+    default="strategic",
+    metavar="TYPE",
+    help="strategic, merge, or json for a list of operations.",
+)
 @click.option("-n", "--namespace", metavar="NAME", help="The namespace of namespaced resources. Default: default.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--dry-run", is_flag=True, help="Show the result and write nothing.")
@@ -45,8 +54,7 @@ def patch(
     del yes
     kind, name, resources, resource = _subject(session, words, namespace, prefix="hit error: ", dry_run=dry_run)
     changed = _patched(session, resource, text, kind_of_patch)
-    from calico_ipam.ctl.files import UnknownField, WrongType
-    from calico_ipam.model.resource_schema import checked
+    from calico_ipam.model.resource_schema import UnknownField, WrongType, checked
 
     try:
         document = checked(kind, changed)
@@ -91,7 +99,10 @@ def _patched(session: Session, resource: Resource, text: str, kind_of_patch: str
         raise Told(_BAD_PATCH, hint=f"The patch is no JSON: {error}.") from None
     if kind_of_patch == "json" and not session.compat:
         if not isinstance(change, list):
-            raise Told("hit error: a patch of type json is a list of operations", hint='[{"op":"replace","path":"/spec/disabled","value":true}]')
+            raise Told(
+                "hit error: a patch of type json is a list of operations",
+                hint='[{"op":"replace","path":"/spec/disabled","value":true}]',
+            )
         return _operations(document, change)
     if kind_of_patch not in TYPES and not session.compat:
         raise Told(f"hit error: unknown type of patch {kind_of_patch!r}", hint=f"Choose one of {', '.join(TYPES)}.")
@@ -120,7 +131,9 @@ def _operations(document: dict[str, Any], operations: list[Any]) -> dict[str, An
         try:
             _operate(document, dict(each))
         except (KeyError, IndexError, ValueError, TypeError) as error:
-            raise Told(f"hit error: operation {number} of the patch cannot be done: {error}", hint=f"It is {json.dumps(each)}.") from None
+            raise Told(
+                f"hit error: operation {number} of the patch cannot be done: {error}", hint=f"It is {json.dumps(each)}."
+            ) from None
     return document
 
 
@@ -229,7 +242,10 @@ def _labels(
     labels = resource.labels
     if remove:
         if key not in labels:
-            raise Told(f"can not remove label of {word} {name}, key {key} does not exist", hint=f"It has: {', '.join(labels) or 'no label'}.")
+            raise Told(
+                f"can not remove label of {word} {name}, key {key} does not exist",
+                hint=f"It has: {', '.join(labels) or 'no label'}.",
+            )
         return {k: v for k, v in labels.items() if k != key}, "removed"
     if key in labels and labels[key] != value and not overwrite:
         raise Told(

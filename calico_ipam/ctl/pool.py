@@ -22,7 +22,9 @@ _COUNTABLE = 10**6
 
 @click.group(
     cls=Commands,
-    later={"resize": Later("calico_ipam.ctl.pool_resize:resize", "Give a pool blocks of another size, while it lives.")},
+    later={
+        "resize": Later("calico_ipam.ctl.pool_resize:resize", "Give a pool blocks of another size, while it lives.")
+    },
 )
 def pool() -> None:
     """Create, list, resize and delete the ranges that addresses come from."""

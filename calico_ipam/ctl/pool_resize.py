@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("name", shell_complete=live_names("pool"))
 @click.argument("size", metavar="LENGTH", required=False)
-@click.option("--cancel", "cancelled", is_flag=True, help="Forget a change that is under way: the pool goes on as it was.")
+@click.option(
+    "--cancel", "cancelled", is_flag=True, help="Forget a change that is under way: the pool goes on as it was."
+)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--dry-run", is_flag=True, help="Show what would happen and write nothing.")
 @common_options

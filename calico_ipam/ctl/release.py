@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 @click.option(
     "--from-report", "reports", multiple=True, metavar="FILE", help="Release what is leaked in all of these reports."
 )
+@click.option("--force", is_flag=True, help="Release an address that is in use; release by a report without the lock.")
 @click.option(
-    "--force", is_flag=True, help="Release an address that is in use; release by a report without the lock."
+    "--include-unattributed", is_flag=True, help="With a report: also addresses that are nobody's in particular."
 )
-@click.option("--include-unattributed", is_flag=True, help="With a report: also addresses that are nobody's in particular.")
 @click.option("--handle", metavar="ID", help="With --ip: only if this handle holds it.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--dry-run", is_flag=True, help="Show what would happen and write nothing.")
@@ -51,9 +51,7 @@ def release(
     if reports:
         from calico_ipam.ctl.release_report import release_reported
 
-        release_reported(
-            session, reports, force=force, unattributed=include_unattributed, yes=yes, dry_run=dry_run
-        )
+        release_reported(session, reports, force=force, unattributed=include_unattributed, yes=yes, dry_run=dry_run)
     elif ip:
         _release_one(session, parse_ip(ip), handle=handle, force=force, yes=yes, dry_run=dry_run)
     elif not session.compat:  # calicoctl does nothing and says so to nobody (limit 18.12)

@@ -148,11 +148,7 @@ def addresses_in_use(session: Session) -> dict[Address, str]:
     from calico_ipam.engine.survey import take_survey
 
     survey = take_survey(session.engine)
-    return {
-        address: users[0].name
-        for address, users in survey.users.items()
-        if users[0].kind != "windows"
-    }
+    return {address: users[0].name for address, users in survey.users.items() if users[0].kind != "windows"}
 
 
 def tell(session: Session, outcome: LeakOutcome) -> bool:
@@ -210,4 +206,3 @@ def uid_forms(uid: str) -> set[str]:
         return {uid, convert_uid(uid)} if uid else set()
     except InvalidInput:
         return {uid}
-

@@ -21,14 +21,25 @@ _SHOWN = 20
 
 @click.command()
 @click.argument("subjects", nargs=-1, metavar="[SUBJECT]...")
-@click.option("--only", multiple=True, metavar="KIND", help="Mend findings of this kind only, such as stray-handle; may be given again.")
+@click.option(
+    "--only",
+    multiple=True,
+    metavar="KIND",
+    help="Mend findings of this kind only, such as stray-handle; may be given again.",
+)
 @click.option("--kubeconfig", metavar="FILE", help="Where Services are looked up when the data is in etcd.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--dry-run", is_flag=True, help="Show the plan and write nothing.")
 @common_options
 @pass_session
 def repair(
-    session: Session, /, subjects: tuple[str, ...], only: tuple[str, ...], kubeconfig: str | None, yes: bool, dry_run: bool
+    session: Session,
+    /,
+    subjects: tuple[str, ...],
+    only: tuple[str, ...],
+    kubeconfig: str | None,
+    yes: bool,
+    dry_run: bool,
 ) -> None:
     """Mend what 'ipam check' finds.
 

@@ -158,7 +158,9 @@ def read(path: str) -> Report:
                 leak = _leak(path, str(entry.get("ip") or text), entry)
                 leaks[leak.address] = leak
     handles = {
-        str(each.get("ID")): StrayHandle(str(each.get("ID")), str(each.get("UID") or ""), str(each.get("Revision") or ""))
+        str(each.get("ID")): StrayHandle(
+            str(each.get("ID")), str(each.get("UID") or ""), str(each.get("Revision") or "")
+        )
         for each in content.get("leakedHandles") or ()
         if isinstance(each, dict)
     }
@@ -176,7 +178,9 @@ def _leak(path: str, text: str, entry: Mapping[str, Any]) -> Leak:
     try:
         address = parse_address(text)
     except InvalidInput:
-        raise Told(f"{path} holds {text!r}, which is no address", hint="The report was damaged: make a new one.") from None
+        raise Told(
+            f"{path} holds {text!r}, which is no address", hint="The report was damaged: make a new one."
+        ) from None
     number = entry.get("sequenceNumber")
     handle = entry.get("handle")
     return Leak(

@@ -148,7 +148,7 @@ def _check_there(path: str) -> None:
         return  # the datastore itself tells it best
 
 
-class OutputFormat(click.ParamType):
+class OutputFormat(click.ParamType[str]):
     """One of the formats, or ``jsonpath=EXPRESSION``."""
 
     name = "FORMAT"
@@ -165,7 +165,7 @@ class OutputFormat(click.ParamType):
         return [CompletionItem(each) for each in (*FORMATS, "jsonpath=") if each.startswith(incomplete)]
 
 
-class LogLevel(click.ParamType):
+class LogLevel(click.ParamType[str]):
     """How much of what happens inside is told."""
 
     name = "LEVEL"

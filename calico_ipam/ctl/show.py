@@ -50,7 +50,10 @@ def show_pools(session: Session, *, blocks: bool, order: str | None = None) -> N
     if wide:
         columns += ["AFFINITY", "CLAIMED"]
     lefts = ("GROUPING", "CIDR", "AFFINITY", "CLAIMED")
-    rows = [[cells[column] for column in columns] for cells in _usage_cells(usage, with_blocks=blocks, people=people, order=order)]
+    rows = [
+        [cells[column] for column in columns]
+        for cells in _usage_cells(usage, with_blocks=blocks, people=people, order=order)
+    ]
     session.table([Column(c, right=c not in lefts) for c in columns], rows)
     if people and not usage.unreadable and all(pool.orphans for pool in usage.pools):
         session.note("there are no pools; 'ipamctl init' or 'ipamctl pool create CIDR' makes one.")
@@ -209,8 +212,8 @@ def show_address(session: Session, address: Address) -> None:
     elif session.compat and held.released_at is not None:
         raise AddressInCooldown(str(address))
     else:
-        details = session.for_people or session.output == "wide"
-        for line in holding_lines(held) + (details(held) if details else []):
+        more = session.for_people or session.output == "wide"
+        for line in holding_lines(held) + (details(held) if more else []):
             say(line)
 
 

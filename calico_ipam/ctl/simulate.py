@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.option("--lose-node", "lost", multiple=True, metavar="NAME", help="A node is lost; may be given again.")
-@click.option("--add-pool", "added", multiple=True, metavar="CIDR[:LENGTH]", help="A pool is made, with blocks of LENGTH.")
+@click.option(
+    "--add-pool", "added", multiple=True, metavar="CIDR[:LENGTH]", help="A pool is made, with blocks of LENGTH."
+)
 @click.option("--disable-pool", "disabled", multiple=True, metavar="NAME", help="A pool is disabled.")
 @click.option("--enable-pool", "enabled", multiple=True, metavar="NAME", help="A pool is enabled.")
 @click.option("--gc", "collect", is_flag=True, help="Leaked addresses are released.")
@@ -49,7 +51,9 @@ def simulate(
     from calico_ipam.engine import simulate as engine
 
     if not (lost or added or disabled or enabled or collect or pods):
-        raise click.UsageError("Say what should happen, such as --lose-node NAME or --pods 100.", click.get_current_context())
+        raise click.UsageError(
+            "Say what should happen, such as --lose-node NAME or --pods 100.", click.get_current_context()
+        )
     objects = None
     if dump:
         from calico_ipam.datastore.dump import parse_dump
@@ -118,7 +122,9 @@ def _tell(session: Session, story: Story) -> None:
         shown = new or old
         if shown is None or shown.orphans:
             continue
-        numbers = [(each.in_use, each.available, len(each.blocks)) if each is not None else (0, 0, 0) for each in (old, new)]
+        numbers = [
+            (each.in_use, each.available, len(each.blocks)) if each is not None else (0, 0, 0) for each in (old, new)
+        ]
         capacity = shown.capacity
         documents.append(
             {

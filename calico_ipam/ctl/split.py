@@ -14,7 +14,9 @@ from calico_ipam.ctl.session import Session, common_options, confirm, pass_sessi
 @click.command(cls=Mirrored)
 @click.argument("number", nargs=-1, metavar="NUMBER")
 @click.option("--cidr", metavar="CIDR", help="CIDR of the pool to split, as the pool has it.")
-@click.option("--name", metavar="POOL", shell_complete=live_names("pool"), help="Name of the pool to split; beats --cidr.")
+@click.option(
+    "--name", metavar="POOL", shell_complete=live_names("pool"), help="Name of the pool to split; beats --cidr."
+)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--dry-run", is_flag=True, help="Show what would happen and write nothing.")
 @common_options

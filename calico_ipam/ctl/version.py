@@ -116,7 +116,10 @@ def version(session: Session, /, client_only: bool) -> None:
     if not client_only:
         try:
             spec = cluster_spec(session.store)
-            rows |= {"clusterVersion": str(spec.get("calicoVersion") or ""), "clusterType": str(spec.get("clusterType") or "")}
+            rows |= {
+                "clusterVersion": str(spec.get("calicoVersion") or ""),
+                "clusterType": str(spec.get("clusterType") or ""),
+            }
         except IPAMError as error:
             problem = error
     if session.wants_document:

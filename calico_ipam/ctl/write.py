@@ -35,10 +35,19 @@ def file_options(command: Command) -> Command:
     """Add the options of commands that read files."""
     for option in reversed(
         (
-            click.option("-f", "--filename", "files", multiple=True, metavar="FILE", help="A file, a folder, or - for standard input."),
+            click.option(
+                "-f",
+                "--filename",
+                "files",
+                multiple=True,
+                metavar="FILE",
+                help="A file, a folder, or - for standard input.",
+            ),
             click.option("-R", "--recursive", is_flag=True, help="Look into sub-folders."),
             click.option("--skip-empty", is_flag=True, help="A file without resources is no failure."),
-            click.option("-n", "--namespace", metavar="NAME", help="The namespace of namespaced resources. Default: default."),
+            click.option(
+                "-n", "--namespace", metavar="NAME", help="The namespace of namespaced resources. Default: default."
+            ),
             click.option("--dry-run", is_flag=True, help="Check everything and write nothing."),
             click.option("--yes", is_flag=True, help="Do not ask."),
         )

@@ -93,7 +93,9 @@ def parse_dump(lines: Iterable[str], name: str) -> Dump:
             header = _header(entry, name)
             continue
         if not isinstance(entry, dict) or not isinstance(entry.get("key"), str):
-            raise InvalidInput(f"{name}, line {number}: no object with a key", subject=name, hint="The dump is damaged.")
+            raise InvalidInput(
+                f"{name}, line {number}: no object with a key", subject=name, hint="The dump is damaged."
+            )
         key = entry["key"]
         if not key.startswith("/calico/"):
             raise InvalidInput(f"{name}, line {number}: {key!r} is none of Calico's keys", subject=name)
@@ -118,7 +120,8 @@ def _header(entry: Any, name: str) -> Mapping[str, Any]:
         )
     if entry.get("version") != VERSION:
         raise InvalidInput(
-            f"{name} is a dump of version {entry.get('version')}, and this program reads version {VERSION}", subject=name
+            f"{name} is a dump of version {entry.get('version')}, and this program reads version {VERSION}",
+            subject=name,
         )
     return entry
 
@@ -142,7 +145,9 @@ def write_all(store: DocumentStore, objects: Mapping[str, str], *, merge: bool) 
         try:
             store._raw_commit(writes[start : start + BATCH])
         except RawLoss as loss:
-            raise Conflict(writes[start + loss.position].path, "somebody writes to the datastore at the same time") from None
+            raise Conflict(
+                writes[start + loss.position].path, "somebody writes to the datastore at the same time"
+            ) from None
     return len(writes)
 
 

@@ -97,7 +97,10 @@ def _unknown(survey: Survey) -> Iterator[Finding]:
             length = 24 if address.version == 4 else 64
             network = f"{address}/{length}"
             yield Finding(
-                "not-in-pool", str(address), f"{address} is in use by {names}, outside every enabled pool", data={"network": network}
+                "not-in-pool",
+                str(address),
+                f"{address} is in use by {names}, outside every enabled pool",
+                data={"network": network},
             )
         else:
             yield Finding("not-allocated", str(address), f"{address} is in use by {names}, but not allocated")
@@ -158,7 +161,10 @@ def _blocks(survey: Survey) -> Iterator[Finding]:
         if what:
             lost = block.stored is None and not what.startswith(("allocation", "attribute"))
             yield Finding(
-                "lost-ordinals" if lost else "invalid-block", str(block.cidr), f"block {block.cidr}: {what}", block=str(block.cidr)
+                "lost-ordinals" if lost else "invalid-block",
+                str(block.cidr),
+                f"block {block.cidr}: {what}",
+                block=str(block.cidr),
             )
         yield from _block_in_pool(survey, block)
         cold = [o for o, a in block.taken() if a.released_at is not None and _ripe(survey, a.released_at)]
@@ -214,7 +220,10 @@ def _handles(survey: Survey) -> Iterator[Finding]:
         real = real_counts(mine)
         if counted != real:
             yield Finding(
-                "handle-count", handle, f"handle {handle} counts {_counts(counted)} and has {_counts(real)}", data={"real": real}
+                "handle-count",
+                handle,
+                f"handle {handle} counts {_counts(counted)} and has {_counts(real)}",
+                data={"real": real},
             )
     for handle, mine in sorted(used.mentioned.items()):
         if handle not in survey.handles:
@@ -269,7 +278,9 @@ def _documents(survey: Survey) -> Iterator[Finding]:
     for title, value, node in survey.bad_tunnels:
         yield Finding("bad-tunnel", node, f"{title} of node {node} is {value!r}, which is no address")
     if survey.stale_configuration:
-        text = "an IPAMConfiguration 'default' is stored that no program reads; the settings are those of 'ipam configure'"
+        text = (
+            "an IPAMConfiguration 'default' is stored that no program reads; the settings are those of 'ipam configure'"
+        )
         yield Finding("stale-configuration", "default", text)
 
 

@@ -289,7 +289,8 @@ def explain_pool(engine: Engine, name: str) -> PoolAnswer:
     for block in counted.blocks:
         blocks, used = owners.get(block.affinity or "nobody", (0, 0))
         owners[block.affinity or "nobody"] = (blocks + 1, used + block.in_use)
-    serves, refuses = [], []
+    serves: list[str] = []
+    refuses: list[str] = []
     for entry in engine.store.list(Resources("Node")):
         try:
             (serves if pool.selects_node(entry.value.labels) else refuses).append(entry.value.name)

@@ -48,7 +48,9 @@ def _ensure_cluster(engine: Engine, *, kubernetes: bool) -> None:
 
 def _complete(engine: Engine, stored: Entry, spec: dict[str, object]) -> None:
     """Give a cluster information without an identity one; everything else in it stays."""
-    engine.store.commit(Update(stored, stored.value.with_spec({**spec, **stored.value.spec, "clusterGUID": spec["clusterGUID"]})))
+    engine.store.commit(
+        Update(stored, stored.value.with_spec({**spec, **stored.value.spec, "clusterGUID": spec["clusterGUID"]}))
+    )
 
 
 def initialise_quietly(engine: Engine, *, kubernetes: bool) -> None:

@@ -67,7 +67,9 @@ class Resources:
 
         if self._is_settings(kind):
             entry = self._settings()
-            return ((settings_resource(entry),) if entry is not None else ()), entry.revision if entry is not None else ""
+            return (
+                (settings_resource(entry),) if entry is not None else ()
+            ), entry.revision if entry is not None else ""
         listing = self.engine.store.list(Scope(kind, namespace))
         return tuple(entry.value for entry in listing), listing.revision
 
@@ -128,7 +130,12 @@ class Resources:
                 check_existing_blocks(request, cidr, pools.block_cidrs(snapshot.listing(Blocks())))
             return request.resource(cidr)
         check_resource(kind, document)
-        content = {"kind": kind, "apiVersion": "projectcalico.org/v3", "metadata": kept, "spec": document.get("spec") or {}}
+        content = {
+            "kind": kind,
+            "apiVersion": "projectcalico.org/v3",
+            "metadata": kept,
+            "spec": document.get("spec") or {},
+        }
         if kind == NODE:
             content["status"] = document.get("status") or {}
         return Resource(kind, str(kept.get("name") or ""), content, str(kept.get("namespace") or ""))
@@ -173,7 +180,9 @@ class Resources:
         else:
             check_resource(kind, document)
             spec = mapping(document.get("spec"))
-        return Resource(kind, before.name, {**before.document, "metadata": metadata, "spec": dict(spec)}, before.namespace)
+        return Resource(
+            kind, before.name, {**before.document, "metadata": metadata, "spec": dict(spec)}, before.namespace
+        )
 
     def apply(self, document: Mapping[str, Any], *, dry_run: bool = False, merge_fixed: bool = True) -> Resource:
         """Create a resource, or replace the one that exists. ``merge_fixed``: what cannot change need not be given
@@ -226,7 +235,9 @@ class Resources:
 
     def _ignores_revision(self, kind: str, entry: Entry) -> bool:
         """On the Kubernetes API a disabled pool goes whatever revision was given (cli §9.3)."""
-        return kind == IP_POOL and entry.value.spec.get("disabled") is True and not self.engine.store.capabilities.atomic
+        return (
+            kind == IP_POOL and entry.value.spec.get("disabled") is True and not self.engine.store.capabilities.atomic
+        )
 
 
 def identity(document: Mapping[str, Any]) -> tuple[str, str, str]:

@@ -49,7 +49,8 @@ def parts_of(cidr: Network, number: int) -> list[Network]:
     length = cidr.prefixlen + number.bit_length() - 1
     if length > WIDTH[cidr.version]:
         raise InvalidInput(
-            f"{wrapped}the CIDR {cidr} is not large enough to be split into {number} parts", hint="Give a smaller number."
+            f"{wrapped}the CIDR {cidr} is not large enough to be split into {number} parts",
+            hint="Give a smaller number.",
         )
     return list(blocks_in(cidr, length))
 
@@ -182,4 +183,3 @@ def _delete(engine: Engine, key: ResourceKey) -> None:
         except NotFound:
             return
         return
-

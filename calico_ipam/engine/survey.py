@@ -137,9 +137,7 @@ class Survey:
             yield from group
 
 
-def take_survey(
-    engine: Engine, services: Iterable[Mapping[str, Any]] | None = None, *, skipped: str = ""
-) -> Survey:
+def take_survey(engine: Engine, services: Iterable[Mapping[str, Any]] | None = None, *, skipped: str = "") -> Survey:
     """Read everything once and arrange it. ``services``: the Services of the cluster; None when they are not known,
     and then ``skipped`` says why.
     """

@@ -275,5 +275,3 @@ def _deep_copy(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _deep_copy(item) for key, item in value.items()}
     return [_deep_copy(item) for item in value] if isinstance(value, list) else value
-
-

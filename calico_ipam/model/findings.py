@@ -27,30 +27,99 @@ KINDS = {
         # --- two users of one address, or none that IPAM knows of ---
         Kind("multiple-owners", OUTAGE, "addresses used by several at once", "ipamctl ipam explain {subject}"),
         Kind("allocated-twice", OUTAGE, "addresses allocated in two blocks", "ipamctl ipam explain {subject}"),
-        Kind("not-allocated", OUTAGE, "addresses in use but not allocated", "ipamctl ipam repair --only not-allocated {subject}", True),
+        Kind(
+            "not-allocated",
+            OUTAGE,
+            "addresses in use but not allocated",
+            "ipamctl ipam repair --only not-allocated {subject}",
+            True,
+        ),
         Kind("block-size", OUTAGE, "blocks of another size than their pool's", "ipamctl pool resize {pool} {size}"),
         Kind("overlapping-blocks", OUTAGE, "blocks that overlap", "ipamctl ipam explain {subject}"),
         Kind("overlapping-pools", OUTAGE, "pools that overlap", "ipamctl pool delete {pool}"),
-        Kind("invalid-block", OUTAGE, "blocks whose structure is broken", "ipamctl ipam repair --only invalid-block {subject}", True),
+        Kind(
+            "invalid-block",
+            OUTAGE,
+            "blocks whose structure is broken",
+            "ipamctl ipam repair --only invalid-block {subject}",
+            True,
+        ),
         Kind("unreadable", OUTAGE, "documents that cannot be understood", "ipamctl datastore export --path {subject}"),
-        Kind("contested-block", OUTAGE, "blocks that several nodes believe they own", "ipamctl ipam repair --only contested-block {subject}"),
-        Kind("wrong-pod", OUTAGE, "addresses recorded for another node than the pod's", "ipamctl ipam explain {subject}"),
+        Kind(
+            "contested-block",
+            OUTAGE,
+            "blocks that several nodes believe they own",
+            "ipamctl ipam repair --only contested-block {subject}",
+        ),
+        Kind(
+            "wrong-pod", OUTAGE, "addresses recorded for another node than the pod's", "ipamctl ipam explain {subject}"
+        ),
         Kind("settings", OUTAGE, "settings that break a rule", "ipamctl ipam configure"),
         # --- addresses nobody can have ---
         Kind("leaked", CAPACITY, "addresses allocated but not in use", "ipamctl ipam gc", True),
-        Kind("unattributed", CAPACITY, "addresses allocated to nobody in particular", "ipamctl ipam release --ip {subject}", True),
+        Kind(
+            "unattributed",
+            CAPACITY,
+            "addresses allocated to nobody in particular",
+            "ipamctl ipam release --ip {subject}",
+            True,
+        ),
         Kind("old-cooldown", CAPACITY, "addresses whose cooldown is long over", "ipamctl ipam gc --cold"),
-        Kind("lost-ordinals", CAPACITY, "free addresses missing from their block's queue", "ipamctl ipam repair --only lost-ordinals {subject}"),
-        Kind("no-node", CAPACITY, "blocks that belong to a node that does not exist", "ipamctl ipam repair --only no-node {subject}"),
+        Kind(
+            "lost-ordinals",
+            CAPACITY,
+            "free addresses missing from their block's queue",
+            "ipamctl ipam repair --only lost-ordinals {subject}",
+        ),
+        Kind(
+            "no-node",
+            CAPACITY,
+            "blocks that belong to a node that does not exist",
+            "ipamctl ipam repair --only no-node {subject}",
+        ),
         # --- untidy ---
-        Kind("not-in-pool", COSMETIC, "addresses in use outside every enabled pool", "ipamctl pool create {network}", True),
+        Kind(
+            "not-in-pool",
+            COSMETIC,
+            "addresses in use outside every enabled pool",
+            "ipamctl pool create {network}",
+            True,
+        ),
         Kind("no-pool", COSMETIC, "blocks in no pool", "ipamctl ipam explain {subject}"),
-        Kind("stray-handle", COSMETIC, "handles without addresses", "ipamctl ipam repair --only stray-handle {subject}", True),
-        Kind("missing-handle", COSMETIC, "handles that addresses name but that do not exist", "ipamctl ipam repair --only missing-handle {subject}"),
-        Kind("handle-count", COSMETIC, "handles that count wrongly", "ipamctl ipam repair --only handle-count {subject}"),
-        Kind("row-without-block", COSMETIC, "affinity rows without a block", "ipamctl ipam repair --only row-without-block {subject}"),
-        Kind("block-without-row", COSMETIC, "blocks whose owner has no affinity row", "ipamctl ipam repair --only block-without-row {subject}"),
-        Kind("stale-configuration", COSMETIC, "an IPAMConfiguration that nothing reads", "ipamctl delete ipamconfig default"),
+        Kind(
+            "stray-handle",
+            COSMETIC,
+            "handles without addresses",
+            "ipamctl ipam repair --only stray-handle {subject}",
+            True,
+        ),
+        Kind(
+            "missing-handle",
+            COSMETIC,
+            "handles that addresses name but that do not exist",
+            "ipamctl ipam repair --only missing-handle {subject}",
+        ),
+        Kind(
+            "handle-count", COSMETIC, "handles that count wrongly", "ipamctl ipam repair --only handle-count {subject}"
+        ),
+        Kind(
+            "row-without-block",
+            COSMETIC,
+            "affinity rows without a block",
+            "ipamctl ipam repair --only row-without-block {subject}",
+        ),
+        Kind(
+            "block-without-row",
+            COSMETIC,
+            "blocks whose owner has no affinity row",
+            "ipamctl ipam repair --only block-without-row {subject}",
+        ),
+        Kind(
+            "stale-configuration",
+            COSMETIC,
+            "an IPAMConfiguration that nothing reads",
+            "ipamctl delete ipamconfig default",
+        ),
         Kind("bad-tunnel", COSMETIC, "tunnel addresses of nodes that do not parse", "ipamctl patch node {subject}"),
     )
 }

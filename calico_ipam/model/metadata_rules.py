@@ -41,7 +41,10 @@ def label_rules(labels: Mapping[str, str]) -> Iterator[Broken]:
         yield from _key_rules(key)
         if len(value) > LONGEST_LABEL:
             yield Broken(
-                "Metadata.Labels (value)", value, f"must be no more than {LONGEST_LABEL} characters", "Shorten the value."
+                "Metadata.Labels (value)",
+                value,
+                f"must be no more than {LONGEST_LABEL} characters",
+                "Shorten the value.",
             )
         elif not _LABEL_VALUE.fullmatch(value):
             yield Broken(

@@ -74,7 +74,9 @@ def _parses(text: str) -> bool:
 def _configuration(spec: Mapping[str, Any]) -> Iterator[Violation]:
     blocks = spec.get("maxBlocksPerHost")
     if isinstance(blocks, int) and blocks < 0:
-        yield Violation("MaxBlocksPerHost", str(blocks), "must be greater than or equal to 0", "0 means no limit of yours.")
+        yield Violation(
+            "MaxBlocksPerHost", str(blocks), "must be greater than or equal to 0", "0 means no limit of yours."
+        )
     for name, lowest, highest in _NUMBERS:
         value = spec.get(name)
         place = f"spec.{name}"

@@ -348,7 +348,10 @@ def _change_rules(request: PoolRequest, cidr: Network, stored: Resource) -> Iter
         same = False
     if not same:
         yield Violation(
-            _CIDR_FIELD, str(cidr), "IPPool CIDR cannot be modified", f"Pool {request.name} has {before}; make a new pool."
+            _CIDR_FIELD,
+            str(cidr),
+            "IPPool CIDR cannot be modified",
+            f"Pool {request.name} has {before}; make a new pool.",
         )
     version = parse_network(before).version if same else cidr.version
     size = int(stored.spec.get("blockSize") or 0) or DEFAULT_BLOCK_SIZE[version]

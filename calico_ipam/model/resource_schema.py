@@ -91,7 +91,13 @@ SCHEMAS: Mapping[str, Schema] = {
     "KubeControllersConfiguration": Schema(ANY),
     "WorkloadEndpoint": Schema(ANY),
     "ClusterInformation": Schema(
-        {"clusterGUID": "string", "clusterType": "string", "calicoVersion": "string", "datastoreReady": "bool", "variant": "string"},
+        {
+            "clusterGUID": "string",
+            "clusterType": "string",
+            "calicoVersion": "string",
+            "datastoreReady": "bool",
+            "variant": "string",
+        },
         shown=frozenset({"datastoreReady"}),
     ),
 }
@@ -189,5 +195,10 @@ def _mismatch(value: Any, struct: str, path: str, kind: str) -> WrongType:
 def _named(kind: str) -> str:
     if kind.startswith("[]"):
         return "a list of texts"
-    words = {"bool": "true or false", "int": "a whole number", "int32": "a whole number", "map[string]string": "a map of texts"}
+    words = {
+        "bool": "true or false",
+        "int": "a whole number",
+        "int32": "a whole number",
+        "map[string]string": "a map of texts",
+    }
     return words.get(kind, "a text")

@@ -35,7 +35,9 @@ def managed(service: Mapping[str, Any], mode: str) -> bool:
     if mode == ALL_SERVICES:
         return True
     annotations = mapping(metadata.get("annotations"))
-    return mode == REQUESTED_ONLY and (any(name in annotations for name in ANNOTATIONS) or bool(spec.get("loadBalancerIP")))
+    return mode == REQUESTED_ONLY and (
+        any(name in annotations for name in ANNOTATIONS) or bool(spec.get("loadBalancerIP"))
+    )
 
 
 def ingress_addresses(service: Mapping[str, Any]) -> Iterator[Address]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -15,6 +15,9 @@ from tests.golden.cli_benches import ServiceApi, sqlite_bench
 from tests.golden.cli_exceptions import PENDING, exception_for
 from tests.golden.cli_replay import VOICES, Bench, differences, load, run
 from tests.shared import golden, recordings
+
+if TYPE_CHECKING:
+    from tests.kube_tools import KubeServer
 
 FOLDER = golden("cli")
 
@@ -68,3 +71,13 @@ def replay(case: Any, bench: Bench, voice: str, folder: Path, record_property: A
         if exception.restores:
             bench.restore(step.before, step.recorded.get("datastore_changed") or {})
     assert not wrong, "\n\n".join(wrong)
+
+
+@pytest.mark.xdist_group("host")
+@pytest.mark.parametrize("path", recordings(FOLDER, "*-kdd.json"))
+def test_on_kubernetes(path: Path, kube: KubeServer, tmp_path: Path, record_property: Any) -> None:
+    from tests.golden.cli_kube_bench import KubeBench
+
+    case = load(path)
+    assert case["backend"] == "kubernetes"
+    replay(case, KubeBench(kube), "calicoctl", tmp_path, record_property)

@@ -50,7 +50,7 @@ def compare(played: Played, exceptions: tuple[Exception_, ...] = EXCEPTIONS) -> 
 
 def _metrics(played: Played, phase: int) -> list[str]:
     recorded, ours = played.case.phases[phase].metrics, played.metrics[phase]
-    if recorded is None:
+    if recorded is None or ours is None:
         return []
     missing = [f"phase {phase}: metrics lack {line}" for line in recorded if line not in ours]
     extra = [f"phase {phase}: metrics have {line}" for line in ours if line not in recorded]
@@ -106,7 +106,7 @@ def _order(played: Played) -> list[str]:
 
 
 @pytest.mark.parametrize("path", recordings(FOLDER))
-def test_replay(path: Path, record_property: pytest.RecordProperty) -> None:
+def test_replay(path: Path, record_property: Any) -> None:
     case = load(path)
     problems, used = compare(play(case))
     for exception in used:

@@ -144,7 +144,7 @@ def test_bad_input_is_one_sentence_and_exit_code_1(argv: tuple[str, ...], text: 
 
 
 def test_a_mistyped_path_makes_no_store(tmp_path: Path) -> None:
-    stderr = Ctl(tmp_path / "typo" / "ipam.db").refused("ipam", "show")
+    stderr = Ctl(tmp_path / "typo" / "ipam.db").refused("pool", "list")
     assert "hint: 'ipamctl init' makes one" in stderr
     assert list(tmp_path.iterdir()) == []
 
@@ -219,8 +219,10 @@ def test_whatever_is_raised_is_told(
     def fail(_context: click.Context) -> None:
         raise error
 
-    monkeypatch.setattr(cli.commands["ipam"], "invoke", fail)
-    result = CliRunner().invoke(cli, ["ipam", "show"])
+    from calico_ipam.ctl.pool import pool
+
+    monkeypatch.setattr(pool, "invoke", fail)
+    result = CliRunner().invoke(cli, ["pool", "list"])
     assert (result.exit_code, result.stderr.strip().splitlines()) == (code, lines)
 
 
@@ -228,12 +230,13 @@ def test_a_defect_shows_where_it_is_only_when_asked(ctl: Ctl) -> None:
     code = (
         "import calico_ipam.ctl.main as m, sys\n"
         "def fail(context): raise RuntimeError('oops')\n"
-        "m.cli.commands['ipam'].invoke = fail\n"
+        "import calico_ipam.ctl.pool as p\n"
+        "p.pool.invoke = fail\n"
         "m.cli.main(sys.argv[1:])\n"
     )
     argv = [sys.executable, "-c", code]
-    quiet = subprocess.run([*argv, "ipam", "show"], capture_output=True, text=True, check=False)
-    loud = subprocess.run([*argv, "-l", "debug", "ipam", "show"], capture_output=True, text=True, check=False)
+    quiet = subprocess.run([*argv, "pool", "list"], capture_output=True, text=True, check=False)
+    loud = subprocess.run([*argv, "-l", "debug", "pool", "list"], capture_output=True, text=True, check=False)
     assert (quiet.returncode, loud.returncode) == (2, 2)
     assert "Traceback" not in quiet.stderr
     assert "Traceback" in loud.stderr

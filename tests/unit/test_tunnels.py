@@ -70,7 +70,9 @@ def test_each_kind(
     make_pool(world, cidr, **mode)
     change_node(world, {}, status)
     first = cidr.partition("/")[0]
-    IPAM(world.store, hostname="n1", clock=world.clock).assign_ip(parse_address(first), handle="pod", attrs={"node": "n1"})
+    IPAM(world.store, hostname="n1", clock=world.clock).assign_ip(
+        parse_address(first), handle="pod", attrs={"node": "n1"}
+    )
     changed = reconcile(world)
     expected = str(parse_address(first) + 1)
     assert changed == {kind: expected}
