@@ -80,8 +80,8 @@ class Paths:
     installed_netconf: Path = Path("/etc/cni/net.d/10-calico.conflist")
 
 
-def no_cluster(settings: Mapping[str, Any], environ: Mapping[str, str], store: Datastore) -> Cluster:  # noqa: ARG001
-    """Stand in where nobody knows of Kubernetes, whatever the settings say: the arguments are the protocol's."""
+def no_cluster(settings: Mapping[str, Any], environ: Mapping[str, str], store: Datastore) -> Cluster:  # noqa: ARG001  # the protocol's
+    """Stand in where nobody knows of Kubernetes, whatever the settings say."""
     from calico_ipam.datastore.config import open_cluster
 
     return open_cluster({}, {}, store)

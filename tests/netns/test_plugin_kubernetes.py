@@ -23,6 +23,7 @@ from calico_ipam.model.resource import CLUSTER_INFORMATION, IP_POOL, Resource
 from tests.kube_tools import Audited, KubeServer
 from tests.netns_tools import Namespace, Node, inside, require_root
 from tests.plugin_account import give_rights, write_kubeconfig
+from tests.private_view import private_view
 from tests.tunnel import Tunnel
 
 NETWORK, NODE = "k8s-pod-network", "worker-1"
@@ -72,7 +73,7 @@ class Site:
             "CNI_PATH": "/nowhere",
             "CNI_ARGS": f"K8S_POD_NAMESPACE={self.namespace};K8S_POD_NAME={pod};K8S_POD_UID={uid or ''}",
         }
-        program = [sys.executable, "-c", "from calico_cni.entry import main; main()"]
+        program = [*private_view(self.folder), sys.executable, "-c", "from calico_cni.entry import main; main()"]
         pipe = subprocess.PIPE
         with inside(self.node.path):
             process = subprocess.Popen(program, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environ)
@@ -157,7 +158,8 @@ def test_an_address_of_an_annotation_has_a_route(site: Site) -> None:
     site.pod("fixed", {"ipAddrs": '["10.65.3.7"]', "hwAddr": "ca:fe:ca:fe:ca:fe"})
     site.call("ADD", "fixed", sandbox)
     assert any(route["dst"] == "10.65.3.7" for route in site.node.routes())
-    assert sandbox.link("eth0")["address"] == "ca:fe:ca:fe:ca:fe"  # type: ignore[index]
+    link = sandbox.link("eth0")
+    assert link is not None and link["address"] == "ca:fe:ca:fe:ca:fe"
     site.node.set_sysctl("net/ipv4/ip_forward", 1)
     other = site.node.sandbox()
     site.pod("other")
@@ -226,7 +228,7 @@ def run_inside(site: Site, program: list[str], netconf: Mapping[str, Any]) -> su
 def test_the_connection_test(site: Site) -> None:
     """``calico -t`` asks the datastore and the API server."""
     program = [sys.executable, "-c", "from calico_cni.entry import main; main()", "-t"]
-    netconf = {
+    netconf: dict[str, Any] = {
         "name": "n",
         "datastore_type": "kubernetes",
         "calico_api_group": site.kube.api_version,
@@ -234,6 +236,6 @@ def test_the_connection_test(site: Site) -> None:
     }
     done = run_inside(site, program, netconf)
     assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr
-    netconf["kubernetes"]["k8s_api_root"] = "https://127.0.0.1:1"  # type: ignore[index]
+    netconf["kubernetes"]["k8s_api_root"] = "https://127.0.0.1:1"
     done = run_inside(site, program, netconf)
     assert done.returncode == 1 and json.loads(done.stdout)["code"] == 100

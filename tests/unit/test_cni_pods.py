@@ -280,16 +280,17 @@ def _is_endpoint(key: Any) -> bool:
 
 def test_a_lost_answer_to_the_record_is_looked_up(bench: PodBench) -> None:
     if bench.on_kubernetes:
-        real = bench.api.answer
+        api: Any = bench.api
+        real = api.answer
 
         def losing(request: Any) -> Any:
             found = real(request)
             if request.method == "PATCH":
-                bench.api.answer = real  # type: ignore[method-assign]
+                api.answer = real
                 raise OutcomeUnknown("the answer was lost")
             return found
 
-        bench.api.answer = losing  # type: ignore[method-assign]
+        api.answer = losing
     else:
         bench.store = FaultyStore(bench.base, Fault("lost", write=1, where=_is_endpoint))
     answer(bench.call("ADD"))
@@ -440,7 +441,8 @@ def test_fixed_addresses_in_the_order_of_the_annotation(bench: PodBench) -> None
     bench.pod(ipAddrs='["fd00:65::9","10.65.0.9"]')
     result = answer(bench.call("ADD"))
     assert addresses(result) == ["fd00:65::9/128", "10.65.0.9/32"] and "routes" not in result
-    assert bench.dataplane.pairs[HOST_NAME].request.host_routes is True  # type: ignore[union-attr]
+    request = bench.dataplane.pairs[HOST_NAME].request
+    assert request is not None and request.host_routes
     assert bench.call("DEL").exit_code == 0
     assert_untouched(bench)
 
@@ -501,7 +503,8 @@ def test_hardware_address_and_pools(bench: PodBench) -> None:
     bench.pod(hwAddr="CA:FE:CA:FE:CA:FE")
     v4, v6 = addresses(answer(bench.call("ADD")))
     assert v4.startswith("10.66.0.") and v6.startswith("fd00:65:")
-    assert bench.dataplane.pairs[HOST_NAME].request.mac == "ca:fe:ca:fe:ca:fe"  # type: ignore[union-attr]
+    request = bench.dataplane.pairs[HOST_NAME].request
+    assert request is not None and request.mac == "ca:fe:ca:fe:ca:fe"
 
 
 # --- host-local ---------------------------------------------------------------------------------------------

@@ -13,6 +13,8 @@ from tests.shared import REPOSITORY
 DOCUMENTS = sorted({*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/**/*.md"), *REPOSITORY.glob("*/README.md")})
 #: ``path/file.py``, ``path/file.py:name`` or ``folder/`` in backticks.
 PLACE = re.compile(r"`((?:[\w.-]+/)+[\w.-]*|[\w-]+\.(?:py|md|toml))(?::(\w+))?`")
+#: An API group or the name of an annotation, which is no place in the tree.
+DOMAIN = re.compile(r"(?:[\w-]+\.)+(?:org|io)/")
 ROOMS = ("calico_ipam", "calico_cni", "gc/calico_gc", "")
 
 
@@ -26,6 +28,8 @@ def resolve(name: str, document: Path) -> Path | None:
 def test_every_place_that_is_named_exists(document: Path) -> None:
     wrong = []
     for name, member in PLACE.findall(document.read_text()):
+        if DOMAIN.match(name):
+            continue
         place = resolve(name, document)
         if place is None:
             wrong.append(name)

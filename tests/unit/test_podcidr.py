@@ -105,9 +105,9 @@ def test_stand_ins_of_delete_overlap_with_nothing(others: list[str]) -> None:
     magic = [[{"subnet": "usePodCidr", "rangeStart": "10.50.0.9", "rangeEnd": "10.50.0.10", "gateway": "10.50.0.1"}]]
     magic += [[{"subnet": "usePodCidr"}, {"subnet": "usePodCidrIPv6", "own": True}]]
     found = podcidr.for_delete(document(ranges=[*magic, *([{"subnet": other}] for other in others)]))["ipam"]["ranges"]
-    networks = [ip_network(entry["subnet"]) for entries in found for entry in entries]
+    networks: list[Any] = [ip_network(entry["subnet"]) for entries in found for entry in entries]
     for index, one in enumerate(networks):
-        assert not any(one.version == two.version and one.overlaps(two) for two in networks[:index])  # type: ignore[arg-type]
+        assert not any(one.version == two.version and one.overlaps(two) for two in networks[:index])
     assert found[0][0].keys() == {"subnet"} and found[1][1]["own"] is True
     assert [str(n) for n in networks[3:]] == others
 
