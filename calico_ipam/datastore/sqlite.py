@@ -28,6 +28,7 @@ FIRST_PAUSE = 0.0002  # seconds; a commit takes about as long
 LONGEST_PAUSE = 0.01
 KEPT_CHANGES = 8192  # changes that watchers can still read; older ones go, a thousandth part of the time
 TRIM_EVERY = 256
+MOST_DIGITS = 18  # of a revision, a signed number of 64 bits
 
 _GET = "SELECT document, revision FROM objects WHERE key = ?"
 _RANGE = "SELECT key, document, revision FROM objects WHERE key >= ? AND key < ? ORDER BY key"
@@ -92,7 +93,7 @@ class SQLiteStore(DocumentStore):
         return self._run("write", lambda connection: _commit(connection, writes, self.path))
 
     def _raw_watch(self, ranges: Sequence[PathRange], since: Revision) -> Iterator[RawChange | Revision]:
-        if not (since.isascii() and since.isdigit()):
+        if not (since.isascii() and since.isdigit() and len(since) <= MOST_DIGITS):
             raise InvalidInput(f"error with field ResourceVersion = '{since}' (not a revision of this datastore)")
         return Changes(self, ranges, int(since))
 

@@ -24,29 +24,38 @@ class Session:
     def connection(self, *, create: bool) -> sqlite3.Connection:
         """Return the connection; opens it, and opens it anew when another file has taken the place of ours."""
         if self._connection is not None:
-            try:
-                status = os.stat(self._path)  # noqa: PTH116 - the quick way, on the path of every operation
-            except OSError:
-                status = None
-            if status is not None and (status.st_dev, status.st_ino) == self._identity:
+            if _identity_of(self._path) == self._identity:
                 return self._connection
             # SQLite itself would go on writing to a file that has no name any more.
             self.disconnect()
+        # The identity of before: if another file takes the place while ours is opened, the next use sees that.
+        before = _identity_of(self._path)
         connection = open_file(self._path, create=create)
-        status = os.stat(self._path)  # noqa: PTH116 - as above
-        self._identity = (status.st_dev, status.st_ino)
+        self._identity = before or _identity_of(self._path) or (0, 0)
         self._connection = connection
         return connection
 
     def abandon(self) -> None:
-        """Roll back whatever an error left open."""
+        """Roll back whatever an error left open; a connection that cannot even do that is given up."""
         if self._connection is not None and self._connection.in_transaction:
-            self._connection.execute("ROLLBACK")
+            try:
+                self._connection.execute("ROLLBACK")
+            except sqlite3.Error:
+                self.disconnect()
 
     def disconnect(self) -> None:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+
+
+def _identity_of(path: Path) -> tuple[int, int] | None:
+    """Return what tells a file from another one of the same name; None when there is none."""
+    try:
+        status = os.stat(path)  # noqa: PTH116 - the quick way, on the path of every operation
+    except (OSError, ValueError):
+        return None
+    return status.st_dev, status.st_ino
 
 
 class Connections:

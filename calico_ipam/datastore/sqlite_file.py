@@ -88,8 +88,20 @@ def _look(path: Path, *, create: bool) -> None:
             ) from None
         _make(path)
         return
+    except ValueError:  # Python's word for a NUL in a path
+        raise StoreError(
+            f"the datastore file {str(path)!r} cannot exist: its path has a NUL in it",
+            subject=repr(str(path)),
+            hint="Name another file.",
+        ) from None
     except OSError as error:
         raise _denied(path, error) from None
+    if status.st_size == 0 and not create:
+        raise StoreError(
+            f"the datastore file {path} is empty, and was not when it was opened",
+            subject=str(path),
+            hint="Put the file back, or start again to make a new store.",
+        )
     if stat.S_ISDIR(status.st_mode):
         raise StoreError(
             f"the datastore file {path} is a folder",
@@ -175,10 +187,9 @@ def _recognise(connection: sqlite3.Connection, path: Path) -> None:
 
 def _version(connection: sqlite3.Connection, path: Path) -> int:
     """Return the schema version of a store of ours, 0 for an empty file. Raises StoreError for any other."""
-    application = connection.execute("PRAGMA application_id").fetchone()[0]
-    version = int(connection.execute("PRAGMA user_version").fetchone()[0])
+    application, version, tables = _header(connection)
     if application != APPLICATION_ID:
-        if application or version or connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone():
+        if application or version or tables:
             raise StoreDamaged(
                 f"the file {path} is a database of another application",
                 subject=str(path),
@@ -192,6 +203,21 @@ def _version(connection: sqlite3.Connection, path: Path) -> int:
             hint="Use the newer version of calico-ipam that wrote it.",
         )
     return version
+
+
+def _header(connection: sqlite3.Connection) -> tuple[int, int, bool]:
+    """Return application, version and whether there are tables, of one moment: somebody may be making the store."""
+    inside = connection.in_transaction
+    if not inside:
+        connection.execute("BEGIN")
+    try:
+        application = int(connection.execute("PRAGMA application_id").fetchone()[0])
+        version = int(connection.execute("PRAGMA user_version").fetchone()[0])
+        tables = connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone() is not None
+    finally:
+        if not inside and connection.in_transaction:
+            connection.execute("ROLLBACK")
+    return application, version, tables
 
 
 def explain(error: sqlite3.Error, path: Path, doing: str) -> IPAMError:

@@ -20,6 +20,7 @@ from calico_ipam.datastore.settings import Settings
 from calico_ipam.errors import InvalidInput, StoreUnavailable
 
 MOST_OPERATIONS = 128  # of one transaction: etcd's --max-txn-ops
+MOST_DIGITS = 18  # of a revision, a signed number of 64 bits
 PAGE = 500  # rows of a range in one answer
 MOST_SNAPSHOTS = 5  # times that a read starts again because its revision was compacted meanwhile
 
@@ -183,6 +184,6 @@ def _loss(writes: Sequence[RawWrite], stored: Sequence[Sequence[Row]]) -> RawLos
 
 
 def _number(revision: Revision) -> int:
-    if not (revision.isascii() and revision.isdigit()):
+    if not (revision.isascii() and revision.isdigit() and len(revision) <= MOST_DIGITS):
         raise InvalidInput(f"error with field ResourceVersion = '{revision}' (not a revision of this datastore)")
     return int(revision)
