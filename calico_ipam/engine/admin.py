@@ -62,10 +62,11 @@ def claim_affinity(engine: Engine, cidr: Network, owner: BlockOwner) -> ClaimRes
     """
     pool = _pool_of(engine, cidr)
     existing = list_blocks(engine, cidr.version)
+    other_sizes = [other for other in existing.cidrs() if other.prefixlen != pool.block_size and overlaps(cidr, other)]
     claimed: list[Network] = []
     failed: list[Network] = []
     for block in blocks_in(cidr, pool.block_size):
-        if block not in existing and any(overlaps(block, other) for other in existing.cidrs()):
+        if block not in existing and any(overlaps(block, other) for other in other_sizes):
             failed.append(block)  # public report P01
             continue
         try:

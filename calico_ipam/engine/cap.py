@@ -10,7 +10,6 @@ from calico_ipam.engine.results import AssignedAddress
 from calico_ipam.engine.transaction import Holding, handle_write
 from calico_ipam.engine.world import Engine
 from calico_ipam.errors import MaxAllocReached, RefusedError, RetriesExhausted
-from calico_ipam.model.addresses import parse_network
 from calico_ipam.model.affinity import BlockOwner
 from calico_ipam.model.config import IPAMConfig
 from calico_ipam.model.handle import Handle
@@ -26,7 +25,7 @@ def held_addresses(
     engine: Engine, config: IPAMConfig, handle: Handle, version: int, owner: BlockOwner
 ) -> list[AssignedAddress]:
     """Return what a handle really holds in a family, with the prefix of the blocks (limit L15)."""
-    cidrs = [c for c in (parse_network(text) for text in handle.blocks) if c.version == version]
+    cidrs = [cidr for cidr in handle.counts() if cidr.version == version]
     snapshot = engine.store.read(*(BlockKey(c) for c in cidrs)) if cidrs else None
     found = []
     for cidr in cidrs:
@@ -81,8 +80,7 @@ def _correct(engine: Engine, config: IPAMConfig, holding: Holding, version: int)
     """
     value: Handle = holding.value
     try:
-        for text, count in holding.value.blocks.items():
-            cidr = parse_network(text)
+        for cidr, count in value.counts().items():
             entry = engine.store.read(BlockKey(cidr)).entry(BlockKey(cidr)) if cidr.version == version else None
             really = len(engine.fresh(entry.value, config).held_by(holding.key.id)) if entry is not None else 0
             if cidr.version == version and really < count:

@@ -7,7 +7,7 @@ import logging
 from calico_ipam.engine.results import AssignmentAttributes
 from calico_ipam.engine.world import Engine
 from calico_ipam.errors import AddressInCooldown, NotFound, StoreDamaged
-from calico_ipam.model.addresses import Address, parse_network
+from calico_ipam.model.addresses import Address
 from calico_ipam.model.keys import BlockKey, HandleKey
 from calico_ipam.model.pool import pool_for
 
@@ -24,7 +24,7 @@ def ips_by_handle(engine: Engine, handle: str) -> list[Address]:
     entry = world.snapshot.entry(key)
     if entry is None:
         raise world.snapshot.missing(key)
-    keys = [BlockKey(parse_network(text)) for text in entry.value.blocks]
+    keys = [BlockKey(cidr) for cidr in entry.value.counts()]
     snapshot = engine.store.read(*keys) if keys else None
     found: list[Address] = []
     for block_key in keys:

@@ -25,7 +25,7 @@ from calico_ipam.model.addresses import Address
 from calico_ipam.model.block import Attribute
 from calico_ipam.model.handle_names import vm_handle
 from calico_ipam.model.keys import BlockKey
-from calico_ipam.model.owner import NAMESPACE, POD, Owner
+from calico_ipam.model.owner import NAMESPACE, POD, Owner, check_attributes
 from calico_ipam.model.pool import pool_for
 
 log = logging.getLogger(__name__)
@@ -61,6 +61,8 @@ def set_owner_attributes(
 
     Raises InvalidInput (no pool, another handle), NotFound, OwnerMismatch (then nothing was changed).
     """
+    for attributes in (updates.active, updates.alternate):
+        check_attributes(attributes or {})
     world = engine.look()
     pool = pool_for(world.enabled, ip)
     if pool is None:
@@ -74,7 +76,7 @@ def set_owner_attributes(
             attribute = block.attribute(ordinal)
             if attribute is None:
                 raise NotFound(str(ip), "IP is unassigned")
-            if attribute.clean_handle != handle:
+            if attribute.cold or attribute.clean_handle != handle:
                 raise InvalidInput(f"IP {ip} is not assigned to handle {handle}", subject=str(ip))
             _check("ActiveOwnerAttrs", ip, updates.active, preconditions.active, attribute.active)
             _check("AlternateOwnerAttrs", ip, updates.alternate, preconditions.alternate, attribute.alternate)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from calico_ipam.datastore.api import Delete, Entry, Snapshot, Update, Write
+from calico_ipam.datastore.api import Damaged, Delete, Entry, Snapshot, Update, Write, damaged_error
 from calico_ipam.engine.affinity_release import release_if_unselected
 from calico_ipam.engine.claim import LOST
 from calico_ipam.engine.results import ReleaseResult
-from calico_ipam.engine.transaction import Holding, count_down, handle_write
+from calico_ipam.engine.transaction import MOST_ADDRESSES, MOST_WRITES, Holding, count_down_quietly, handle_write
 from calico_ipam.engine.world import Engine, World
 from calico_ipam.errors import IPAMError, OutcomeUnknown, RetriesExhausted, StoreDamaged
-from calico_ipam.model.addresses import WIDTH, Address, Network, contains, network_of, parse_network
+from calico_ipam.model.addresses import WIDTH, Address, Network, contains, network_of
 from calico_ipam.model.block import Block, ReleaseOption
 from calico_ipam.model.handle import Handle, sanitise_handle
 from calico_ipam.model.keys import BlockKey, Blocks, HandleKey
@@ -50,9 +50,10 @@ def release_ips(engine: Engine, options: Iterable[ReleaseOption]) -> ReleaseResu
             unallocated += free if free is not None else dict.fromkeys(o.address for o in group)
             released += group
         by_block = finder.sort(missing)
-        found = {option.address for group in by_block.values() for option in group}
-        unallocated += dict.fromkeys(o.address for o in missing if o.address not in found)
-        released += [o for o in missing if o.address not in found]
+        free_already = finder.without_block(missing, by_block)
+        unallocated += dict.fromkeys(o.address for o in free_already)
+        released += free_already
+    failure = failure or next(iter(finder.unreadable.values()), None)
     result = ReleaseResult(tuple(unallocated), tuple(released))
     if failure is not None:
         failure.partial = result  # type: ignore[attr-defined]  # documented in client.py
@@ -73,25 +74,40 @@ class _BlockFinder:
     """Finds the blocks that really hold addresses, whatever their pools say; lists the blocks once, when first asked.
 
     Needed for addresses in no pool (§13.1 step 2), and where a pool's block size was changed over older blocks.
+    ``unreadable``: addresses of blocks that cannot be read, and the first error of one.
     """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._blocks: list[Network] = []
+        self._damaged: dict[Network, Damaged] = {}
         self.asked = False
+        self.unreadable: dict[Address, IPAMError] = {}
 
     def sort(self, options: Sequence[ReleaseOption]) -> dict[Network, list[ReleaseOption]]:
         """Return options by the block that holds them; those that no block holds are left out."""
         by_block: dict[Network, list[ReleaseOption]] = {}
         if options and not self.asked:
             self.asked = True
-            self._blocks = [entry.value.cidr for entry in self._engine.store.list(Blocks())]
+            listing = self._engine.store.list(Blocks())
+            self._blocks = [entry.cidr for entry in listing]
+            self._damaged = {d.key.cidr: d for d in listing.damaged if isinstance(d.key, BlockKey)}
         for option in options:
             host = network_of(option.address, WIDTH[option.address.version])
             cidr = next((block for block in self._blocks if contains(block, host)), None)
+            damaged = next((block for block in self._damaged if contains(block, host)), None)
             if cidr is not None:
                 by_block.setdefault(cidr, []).append(option)
+            elif damaged is not None:
+                self.unreadable[option.address] = damaged_error(self._damaged[damaged])
         return by_block
+
+    def without_block(
+        self, options: Sequence[ReleaseOption], found: Mapping[Network, Sequence[ReleaseOption]]
+    ) -> list[ReleaseOption]:
+        """Return the options whose address no block holds, readable or not."""
+        held = {option.address for group in found.values() for option in group} | self.unreadable.keys()
+        return [option for option in options if option.address not in held]
 
 
 def _group(
@@ -108,8 +124,7 @@ def _group(
             by_block.setdefault(pool.block_of(option.address), []).append(option)
     for cidr, group in finder.sort(poolless).items():
         by_block.setdefault(cidr, []).extend(group)
-    held = {option.address for group in by_block.values() for option in group}
-    return by_block, [option.address for option in poolless if option.address not in held]
+    return by_block, [option.address for option in finder.without_block(poolless, by_block)]
 
 
 def _release_from_block(
@@ -170,49 +185,49 @@ def _block_write(stored: Entry, block: Block) -> Write:
 
 
 def _holdings(snapshot: Snapshot, handles: Iterable[str]) -> dict[str, Holding]:
-    return {h: Holding(HandleKey(h), snapshot.entry(HandleKey(h))) for h in handles}
+    found = {}
+    for handle in handles:
+        key = HandleKey(handle)
+        try:
+            found[handle] = Holding(key, snapshot.entry(key))
+        except StoreDamaged as error:
+            # A count that cannot be read keeps nobody's address.
+            log.warning("handle %s cannot be counted down: %s", handle, error)
+            found[handle] = Holding(key, None)
+    return found
 
 
 def _write_release(
     engine: Engine, block: Write, cidr: Network, counts: Mapping[str, int], known: Mapping[str, Holding]
 ) -> None:
-    """Write the block, and count the handles down: in one commit where the store can."""
-    if not engine.store.capabilities.atomic:
-        engine.store.commit(block)
-        for handle, number in counts.items():
-            _count_down_quietly(engine, HandleKey(handle), {cidr: number})
-        return
-    unread = [h for h in counts if h not in known]
+    """Write the block, and count the handles down: in one commit where the store can and as far as it takes them."""
+    atomic = engine.store.capabilities.atomic
+    together = list(counts)[: MOST_WRITES - 1] if atomic else []
+    unread = [h for h in together if h not in known]
     holdings = dict(known)
     if unread:
         holdings |= _holdings(engine.store.read(*(HandleKey(h) for h in unread)), unread)
     writes = [block]
-    for handle, number in counts.items():
+    for handle in together:
         holding = holdings[handle]
         if holding.entry is not None:
-            writes.append(handle_write(holding.key, holding.entry, holding.value.decremented(cidr, number)))
+            left = holding.value.decremented(cidr, counts[handle])
+            writes.append(handle_write(holding.key, holding.entry, left))
     engine.store.commit(*writes)
-
-
-def _count_down_quietly(engine: Engine, key: HandleKey, released: Mapping[Network, int]) -> None:
-    """The addresses are free already; a handle that counts too many is only untidy, so failing is not an error."""
-    try:
-        count_down(engine, key, released)
-    except IPAMError as error:
-        log.warning("handle %s counts too many: it could not be counted down: %s", key.id, error)
+    for handle in list(counts)[len(together) :]:
+        count_down_quietly(engine, HandleKey(handle), {cidr: counts[handle]})
 
 
 # --- by handle -----------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class _HandlePlan:
-    """What releasing a handle means for the blocks as they are now."""
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """What releasing some of a handle's blocks means, as they are now."""
 
-    writes: list[Write] = field(default_factory=list)
-    changed: list[Block] = field(default_factory=list)
-    handle: Handle | None = None  #: what is left of it
-    failure: IPAMError | None = None
+    writes: tuple[Write, ...]  #: the blocks, then the handle
+    changed: tuple[Block, ...]  #: blocks that stay
+    last: bool  #: no more blocks are left to do
 
 
 def release_by_handle(engine: Engine, handle: str) -> None:
@@ -227,41 +242,50 @@ def release_by_handle(engine: Engine, handle: str) -> None:
     entry = world.snapshot.entry(key)
     if entry is None:
         raise world.snapshot.missing(key)
-    for attempt in engine.retry.tries(f"releasing handle {handle}"):
+    unreadable: dict[Network, StoreDamaged] = {}
+    try:
+        while entry is not None:
+            entry = _release_batch(engine, world, entry, unreadable)
+    except RetriesExhausted:
+        raise RetriesExhausted("Hit max retries") from None
+    for error in unreadable.values():
+        raise error
+
+
+def _release_batch(engine: Engine, world: World, entry: Entry, unreadable: dict[Network, StoreDamaged]) -> Entry | None:
+    """Release as many blocks of a handle as a commit takes; return the handle as it is then, None when all is done."""
+    key = entry.key
+    for attempt in engine.retry.tries(f"releasing {key}"):
         if attempt:
-            entry = engine.store.read(key).entry(key)
-            if entry is None:
-                return  # somebody else, or our own write whose answer was lost, finished it
-        plan = _plan(engine, world, entry)
-        if not plan.writes and plan.failure is not None:
-            raise plan.failure
+            again = engine.store.read(key).entry(key)
+            if again is None:
+                return None  # somebody else, or our own write whose answer was lost, finished it
+            entry = again
+        batch = _batch(engine, world, entry, unreadable)
         try:
             # Blocks first, then the handle: a crash in between leaves a handle that counts too many.
-            if plan.writes:
-                engine.store.commit(*plan.writes)
+            stored = engine.store.commit(*batch.writes) if batch.writes else (entry,)
         except (*LOST, OutcomeUnknown) as error:
-            log.debug("releasing handle %s: %s; deciding again", handle, error)
+            log.debug("releasing %s: %s; deciding again", key, error)
             continue
-        for block in plan.changed:
+        for block in batch.changed:
             release_if_unselected(engine, world, block)
-        if plan.failure is not None:
-            raise plan.failure
-        return
-    raise RetriesExhausted("Hit max retries")
+        return None if batch.last else stored[-1]
+    raise AssertionError("tries() never ends quietly")
 
 
-def _plan(engine: Engine, world: World, entry: Entry) -> _HandlePlan:
+def _batch(engine: Engine, world: World, entry: Entry, unreadable: dict[Network, StoreDamaged]) -> _Batch:
     handle: Handle = entry.value
-    plan = _HandlePlan()
-    left = handle
-    cidrs = {text: parse_network(text) for text in handle.blocks}
-    snapshot = engine.store.read(*(BlockKey(c) for c in cidrs.values())) if cidrs else None
-    for cidr in cidrs.values():
+    todo = [cidr for cidr in handle.counts() if cidr not in unreadable]
+    cidrs = _fitting(todo)
+    snapshot = engine.store.read(*(BlockKey(cidr) for cidr in cidrs)) if cidrs else None
+    left, writes, changed = handle, [], []
+    for cidr in cidrs:
         assert snapshot is not None  # noqa: S101 - there are blocks, so they were read
         try:
             stored = snapshot.entry(BlockKey(cidr))
         except StoreDamaged as error:
-            plan.failure = plan.failure or error
+            unreadable[cidr] = error
             continue
         left = left.without(cidr)
         if stored is None:
@@ -272,10 +296,19 @@ def _plan(engine: Engine, world: World, entry: Entry) -> _HandlePlan:
         )
         if ordinals:
             gone = _block_write(stored, block)
-            plan.writes.append(gone)
+            writes.append(gone)
             if isinstance(gone, Update):
-                plan.changed.append(block)
-    plan.handle = left
+                changed.append(block)
     if left != handle or left.empty:
-        plan.writes.append(handle_write(HandleKey(handle.id), entry, left))
-    return plan
+        writes.append(handle_write(HandleKey(handle.id), entry, left))
+    return _Batch(tuple(writes), tuple(changed), len(cidrs) == len(todo))
+
+
+def _fitting(cidrs: Sequence[Network]) -> Sequence[Network]:
+    """Return the first blocks, at least one, that fit into one commit."""
+    addresses = 0
+    for position, cidr in enumerate(cidrs[: MOST_WRITES - 1]):
+        addresses += cidr.num_addresses
+        if position and addresses > MOST_ADDRESSES:
+            return cidrs[:position]
+    return cidrs[: MOST_WRITES - 1]

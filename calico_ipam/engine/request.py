@@ -11,6 +11,7 @@ from calico_ipam.model.addresses import Network
 from calico_ipam.model.affinity import HOST, VIRTUAL, BlockOwner
 from calico_ipam.model.block import HostReserved
 from calico_ipam.model.handle import check_handle
+from calico_ipam.model.owner import check_attributes
 from calico_ipam.model.pool import LOAD_BALANCER_USE
 
 
@@ -51,3 +52,4 @@ class Request:
                 raise InvalidInput(f"provided IPv{version} IPPools list contains one or more IPv{other} IPPools")
         if self.handle:
             check_handle(self.handle)
+        check_attributes(self.attrs)

@@ -11,14 +11,16 @@ from calico_ipam.engine.cap import held_addresses
 from calico_ipam.engine.claim import LOST, claim_block
 from calico_ipam.engine.prelude import handle_is_read_first
 from calico_ipam.engine.request import owner_for
+from calico_ipam.engine.search import list_blocks
 from calico_ipam.engine.transaction import Holding, write_assignment
 from calico_ipam.engine.world import Engine, World
 from calico_ipam.errors import AlreadyExists, BlockClaimConflict, InvalidInput, IPAMError, MaxAllocReached, RefusedError
-from calico_ipam.model.addresses import Address, Network
+from calico_ipam.model.addresses import Address, Network, overlaps
 from calico_ipam.model.affinity import CONFIRMED, BlockOwner
 from calico_ipam.model.block import Block, HostReserved
 from calico_ipam.model.handle import check_handle
-from calico_ipam.model.keys import AffinityKey, BlockKey, Blocks, HandleKey, Key
+from calico_ipam.model.keys import AffinityKey, BlockKey, HandleKey, Key
+from calico_ipam.model.owner import check_attributes
 from calico_ipam.model.pool import Pool, pool_for
 
 log = logging.getLogger(__name__)
@@ -45,6 +47,7 @@ def assign_ip(engine: Engine, request: SpecificRequest) -> None:
     """Assign the address. Raises InvalidInput (no pool, use not allowed), AlreadyExists, RefusedError."""
     if request.handle:
         check_handle(request.handle)
+    check_attributes(request.attrs)
     key = HandleKey(request.handle) if request.handle else None
     world = engine.look(*([key] if key is not None and handle_is_read_first(engine, request.cap) else []))
     pool = _pool(world, request)
@@ -106,9 +109,9 @@ def _read(
 
 
 def _claim(engine: Engine, request: SpecificRequest, cidr: Network, row: Entry | None) -> Entry:
-    """Claim a block for the address, unless a block of another size already holds it (public report P01)."""
-    listing = engine.store.list(Blocks(cidr.version))
-    inside = [e.value.cidr for e in listing if e.value.cidr != cidr and e.value.cidr.overlaps(cidr)]
+    """Claim a block for the address, unless one of another size, readable or not, overlaps it (public report P01)."""
+    existing = list_blocks(engine, cidr.version).cidrs()
+    inside = [other for other in existing if other != cidr and overlaps(other, cidr)]
     if inside:
         raise RefusedError(
             f"block {cidr} for {request.address} would overlap the existing block {inside[0]}",

@@ -20,6 +20,11 @@ from calico_ipam.model.keys import HandleKey
 
 log = logging.getLogger(__name__)
 
+#: writes of one commit; etcd takes 128 operations in a transaction
+MOST_WRITES = 100
+#: addresses of the blocks in one commit: a block document has up to 200 bytes for each, and etcd takes 1.5 MiB at once
+MOST_ADDRESSES = 4096
+
 
 def handle_write(key: HandleKey, stored: Entry | None, value: Handle) -> Write:
     """Return the write that makes a handle ``value``: create, replace, or remove once it counts nothing."""
@@ -59,10 +64,10 @@ def write_assignment(
     """Store ``after`` over ``block`` and count its new ``ordinals`` in the handle.
 
     Raises MaxAllocReached before anything is written; Conflict, AlreadyExists or NotFound when a race was lost, with
-    nothing left behind. A lost answer is looked up: if the write is there, it counts as done (limit L31).
+    nothing left behind. A lost answer is looked up: if the write is there, it counts as done (limit L31). Raises
+    OutcomeUnknown where that cannot be told.
     """
     update = Update(block, after.bumped())
-    counted: Handle | None = None
     writes: list[Write] = [update]
     if holding is not None:
         counted = holding.value.incremented(after.cidr, len(ordinals), cap)
@@ -70,55 +75,71 @@ def write_assignment(
     try:
         stored = engine.store.commit(*writes)
     except OutcomeUnknown as error:
-        return _look_up(engine, update, ordinals, holding, counted, error)
+        found = _look_up(engine, update, ordinals, holding, error)
+        if found is not None:
+            return found
+        _take_back(engine, holding, after, len(ordinals), error)
+        raise Conflict(str(update.key), "the answer to the write was lost, and it had not been done") from error
     except IPAMError as error:
-        loss = lost(error)
-        if loss is not None and loss.applied and holding is not None:
-            _take_back(engine, holding, loss.applied[0], after, len(ordinals))
+        _take_back(engine, holding, after, len(ordinals), error)
         raise
     return Written(stored[-1], Holding(holding.key, stored[0]) if holding is not None else None)
 
 
 def _look_up(
-    engine: Engine,
-    update: Update,
-    ordinals: Sequence[int],
-    holding: Holding | None,
-    counted: Handle | None,
-    error: OutcomeUnknown,
-) -> Written:
-    """Find out whether a write whose answer was lost has happened: its ordinals, attributes and numbers tell."""
-    looking = engine.undoing()
+    engine: Engine, update: Update, ordinals: Sequence[int], holding: Holding | None, error: OutcomeUnknown
+) -> Written | None:
+    """Find out whether a write whose answer was lost has happened: its ordinals, attributes and numbers tell.
+
+    Returns what is stored, or None when it has not happened. Raises ``error`` again when that cannot be told: the store
+    does not answer, or there is no handle, and then the same allocation by somebody else would look like ours.
+    """
     keys = [update.key] if holding is None else [update.key, holding.key]
-    snapshot = looking.store.read(*keys)
-    found = snapshot.entry(update.key)
-    handle = snapshot.entry(holding.key) if holding is not None else None
+    try:
+        snapshot = engine.undoing().store.read(*keys)
+        found = snapshot.entry(update.key)
+        handle = snapshot.entry(holding.key) if holding is not None else None
+    except IPAMError as unread:
+        raise error from unread
     wrote = update.value
     assert isinstance(wrote, Block)  # noqa: S101 - update is made of a block above
-    if found is not None and all(
+    if found is None or not all(
         found.value.attribute(o) == wrote.attribute(o) and found.value.sequence_of(o) == wrote.sequence_of(o)
         for o in ordinals
     ):
-        log.warning("the answer to a write of %s was lost, but it had been done", update.key)
-        return Written(found, Holding(holding.key, handle) if holding is not None else None)
-    if handle is not None and holding is not None and handle.value == counted:
-        _take_back(looking, holding, handle, wrote, len(ordinals))
-    raise Conflict(str(update.key), "the answer to the write was lost, and it had not been done") from error
+        return None
+    if holding is None:
+        raise error
+    log.warning("the answer to a write of %s was lost, but it had been done", update.key)
+    return Written(found, Holding(holding.key, handle))
 
 
-def _take_back(engine: Engine, before: Holding, now: Entry, block: Block, number: int) -> None:
-    """Undo a handle that was counted up for a block write that did not happen.
+def _take_back(engine: Engine, before: Holding | None, block: Block, number: int, error: IPAMError) -> None:
+    """Undo a handle that was counted up for a block write that did not happen, if it is known that it was.
 
-    Nothing is lost when this fails: the handle then counts too many, and readers and the collector cope with that.
+    Only the very count that our commit is told to have made is taken back. One whose own answer was lost may be the
+    work of somebody else who uses the handle. What stays then, or when this fails, counts too many, and readers and the
+    collector cope with that; a handle that counts too few loses an address.
     """
+    loss = lost(error)
+    if before is None or loss is None or not loss.applied:
+        return
     engine = engine.undoing()
-    undo: Write = Delete(now) if before.entry is None else Update(now, before.value)
+    now = loss.applied[0]
     try:
-        engine.store.commit(undo)
+        engine.store.commit(Delete(now) if before.entry is None else Update(now, before.value))
     except (Conflict, NotFound, AlreadyExists):
-        count_down(engine, before.key, {block.cidr: number})
+        count_down_quietly(engine, before.key, {block.cidr: number})
+    except IPAMError as failure:
+        log.warning("handle %s counts %d too many: it could not be undone: %s", before.key.id, number, failure)
+
+
+def count_down_quietly(engine: Engine, key: HandleKey, released: Mapping[Network, int]) -> None:
+    """Take addresses off a handle; one that counts too many is only untidy, so failing is not an error."""
+    try:
+        count_down(engine, key, released)
     except IPAMError as error:
-        log.warning("handle %s counts %d too many: it could not be undone: %s", before.key.id, number, error)
+        log.warning("handle %s counts too many: it could not be counted down: %s", key.id, error)
 
 
 def count_down(engine: Engine, key: HandleKey, released: Mapping[Network, int]) -> None:

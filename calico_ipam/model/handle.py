@@ -23,6 +23,8 @@ def sanitise_handle(handle: str | None) -> str:
 
 def check_handle(handle: str) -> None:
     """Refuse a new handle ID that no datastore could keep, before anything is written. Raises InvalidInput."""
+    if not isinstance(handle, str):
+        raise InvalidInput(f"handle {handle!r} is no text", subject=repr(handle))
     for bad, name in (("/", "a slash"), ("\r", "a carriage return"), ("\n", "a line feed"), ("\0", "a NUL")):
         if bad in handle:
             raise InvalidInput(
@@ -49,36 +51,8 @@ class Handle:
     def empty(self) -> bool:
         return not self.blocks
 
-    def networks(self) -> tuple[Network, ...]:
-        """Return the blocks it names, each once; what names no block is left out."""
-        return tuple(self._sound())
-
-    def count(self, version: int) -> int:
-        """Return the number of addresses of a family."""
-        return sum(number for block, number in self._sound().items() if block.version == version)
-
-    def incremented(self, block: Network, number: int, cap: int = 0) -> Handle:
-        """Return the handle with ``number`` more addresses in ``block``. Raises MaxAllocReached over ``cap``."""
-        current = self.count(block.version)
-        if cap > 0 and current + number > cap:
-            raise MaxAllocReached(self.id, current, cap)
-        counts = self._sound()
-        return self._counting({**counts, block: min(counts.get(block, 0) + number, MOST_COUNTED)})
-
-    def decremented(self, block: Network, number: int) -> Handle:
-        """Return the handle with up to ``number`` fewer addresses in ``block``.
-
-        A handle may count too many after a crash, and one entry may already be gone; taking away what is not there
-        is no error, since the block is the truth.
-        """
-        counts = self._sound()
-        return self._counting({**counts, block: counts[block] - number} if block in counts else counts)
-
-    def without(self, block: Network) -> Handle:
-        """Return the handle without its entries for ``block``."""
-        return self._counting({other: number for other, number in self._sound().items() if other != block})
-
-    def _sound(self) -> dict[Network, int]:
+    def counts(self) -> dict[Network, int]:
+        """Return the number of addresses by block: what names no block, or counts nothing, is left out."""
         counts: dict[Network, int] = {}
         for text, number in self.blocks.items():
             try:
@@ -88,6 +62,31 @@ class Handle:
             if number > 0:
                 counts[block] = min(counts.get(block, 0) + number, MOST_COUNTED)
         return counts
+
+    def count(self, version: int) -> int:
+        """Return the number of addresses of a family."""
+        return sum(number for block, number in self.counts().items() if block.version == version)
+
+    def incremented(self, block: Network, number: int, cap: int = 0) -> Handle:
+        """Return the handle with ``number`` more addresses in ``block``. Raises MaxAllocReached over ``cap``."""
+        current = self.count(block.version)
+        if cap > 0 and current + number > cap:
+            raise MaxAllocReached(self.id, current, cap)
+        counts = self.counts()
+        return self._counting({**counts, block: min(counts.get(block, 0) + number, MOST_COUNTED)})
+
+    def decremented(self, block: Network, number: int) -> Handle:
+        """Return the handle with up to ``number`` fewer addresses in ``block``.
+
+        A handle may count too many after a crash, and one entry may already be gone; taking away what is not there
+        is no error, since the block is the truth.
+        """
+        counts = self.counts()
+        return self._counting({**counts, block: counts[block] - number} if block in counts else counts)
+
+    def without(self, block: Network) -> Handle:
+        """Return the handle without its entries for ``block``."""
+        return self._counting({other: number for other, number in self.counts().items() if other != block})
 
     def _counting(self, counts: Mapping[Network, int]) -> Handle:
         return replace(self, blocks={str(block): number for block, number in counts.items() if number > 0})

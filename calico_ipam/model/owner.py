@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from calico_ipam.errors import InvalidInput
 from calico_ipam.model.block import Block
 
 POD = "pod"
@@ -35,6 +36,17 @@ class Owner:
             return not attributes
         found = attributes or {}
         return found.get(POD) == self.name and found.get(NAMESPACE) == self.namespace
+
+
+def check_attributes(attributes: Mapping[str, str]) -> None:
+    """Refuse attributes that are no texts: nobody could read the block any more. Raises InvalidInput."""
+    for name, value in attributes.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise InvalidInput(
+                f"attribute {name!r} has the value {value!r}; name and value must be text",
+                subject=repr(name),
+                hint="Write numbers as text, and leave out what has no value.",
+            )
 
 
 def held_elsewhere(block: Block) -> list[tuple[int, str]]:
