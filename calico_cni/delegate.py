@@ -17,6 +17,7 @@ from calico_cni.context import Call, Context, Finished
 from calico_cni.errors import NOT_AVAILABLE, TRY_AGAIN_LATER, CNIError
 from calico_cni.protocol import (
     ADD,
+    CALICO,
     CALICO_IPAM,
     CHECK,
     DEL,
@@ -153,6 +154,12 @@ def find_plugin(name: str, path: list[str]) -> Path:
         raise CNIError("no plugin name provided", 'Set "type" in the "ipam" section of the network configuration.')
     if "/" in name:
         raise CNIError(f"invalid plugin name: {name}")
+    if name == CALICO:
+        # It would ask itself, and the next one itself again, until the machine has no memory left.
+        raise CNIError(
+            f"{go_quote(name)} wires sandboxes and is no IPAM plugin",
+            f'Set "type" in the "ipam" section of the network configuration to "{CALICO_IPAM}".',
+        )
     if not path:
         raise CNIError("no paths provided")
     for folder in path:

@@ -56,6 +56,14 @@ def test_texts_of_what_is_not_found() -> None:
     assert not_found("a", ["/x", "/y"]) == 'failed to find plugin "a" in path [/x /y]'
 
 
+@pytest.mark.parametrize("verb", ["ADD", "DEL"])
+def test_calico_never_asks_itself(bench: CNIBench, verb: str) -> None:
+    """It would start copies of itself without end."""
+    (bench.folder / "bin" / "calico").touch()
+    found = failure(bench.call(verb, ipam={"type": "calico"}))
+    assert found["msg"] == '"calico" wires sandboxes and is no IPAM plugin' and "calico-ipam" in found["details"]
+
+
 # --- what it is given, and its success ----------------------------------------------------------------------
 
 
