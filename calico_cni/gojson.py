@@ -33,13 +33,28 @@ def dump_compact(value: Any) -> str:
 def load(text: bytes) -> Any:
     """Return the value that ``text`` holds. Raises GoJSONError with Go's syntax error."""
     try:
-        return json.loads(text.decode("utf-8", "replace"), parse_constant=_refuse)
+        value = json.loads(text.decode("utf-8", "replace"), parse_constant=_refuse, parse_float=_finite)
+        return _repaired(value) if b"\\ud" in text or b"\\uD" in text else value
     except (ValueError, RecursionError):
         raise GoJSONError(_Scanner(text).complaint()) from None
 
 
+def _repaired(value: Any) -> Any:
+    """Replace lone halves of surrogate pairs: they could be no file's name and in no document of the datastore."""
+    from calico_ipam.datastore.gojson import without_surrogates
+
+    return without_surrogates(value)
+
+
 def _refuse(constant: str) -> Any:
     raise ValueError(constant)  # NaN and Infinity are Python's, not JSON's
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if number in (float("inf"), float("-inf")):
+        raise ValueError(text)
+    return number
 
 
 def kind_of(value: Any) -> str:
@@ -110,7 +125,7 @@ class _Scanner:
             return str(stop)
         except RecursionError:
             return "exceeded max depth"
-        # Python refused what this scanner accepts: only an integer with thousands of digits gets here.
+        # Python refused what this scanner accepts: only a number beyond all measure gets here.
         return "number is too long"
 
     def _peek(self) -> int:

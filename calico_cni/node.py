@@ -12,6 +12,7 @@ from calico_cni.netconf import NetConf
 from calico_cni.protocol import go_quote
 
 _INTEGER = re.compile(r"[+-]?[0-9]+", re.ASCII)
+_MTU_DIGITS = 18  # fit into what Go's Atoi returns
 
 
 def require_nodename_file(conf: NetConf) -> None:
@@ -36,7 +37,7 @@ def node_name(conf: NetConf, hostname: Callable[[], str], log: Log) -> str:
     if conf.nodename:
         return conf.nodename
     try:
-        from_file = Path(conf.nodename_file).read_text(encoding="utf-8", errors="surrogateescape").strip()
+        from_file = Path(conf.nodename_file).read_text(encoding="utf-8", errors="replace").strip()
     except FileNotFoundError:
         from_file = ""
     except OSError as error:
@@ -67,6 +68,11 @@ def interface_mtu(conf: NetConf, file: Path) -> int:
         raise CNIError(
             f"failed to read MTU file: strconv.Atoi: parsing {go_quote(text)}: invalid syntax",
             f"{file} must hold one number; remove it to use the kernel's default.",
+        )
+    if len(text) > _MTU_DIGITS:
+        raise CNIError(
+            f"failed to read MTU file: strconv.Atoi: parsing {go_quote(text[:_MTU_DIGITS])}: value out of range",
+            f"{file} must hold the size of a packet in bytes.",
         )
     return conf.mtu or int(text)
 

@@ -42,6 +42,7 @@ SINCE: Mapping[str, tuple[int, int, int]] = {CHECK: (0, 4, 0), GC: (1, 1, 0), ST
 
 _NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.\-]*")
 _LONGEST_INTERFACE_NAME = 15
+_UNDECODED = re.compile("[\udc80-\udcff]")  # bytes of the environment that are no UTF-8
 # Go's unicode.IsSpace; str.isspace() would also take the separators U+001C to U+001F.
 _SPACES = frozenset("\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000") | {chr(c) for c in range(0x2000, 0x200B)}
 
@@ -72,7 +73,8 @@ class Request:
 
     @property
     def args(self) -> str:
-        return self.environ.get("CNI_ARGS", "")
+        # They become names in the datastore, whose documents are UTF-8; Go replaces what is none as well.
+        return _UNDECODED.sub("\ufffd", self.environ.get("CNI_ARGS", ""))
 
     def as_verb(self, command: str) -> Request:
         """Return the same call with another verb."""
@@ -137,6 +139,8 @@ def _check_interface_name(name: str) -> None:
         )
     if name in (".", ".."):
         raise CNIError("interface name is . or ..", code=BAD_ENVIRONMENT)
+    if _UNDECODED.search(name):
+        raise CNIError("interface name is no UTF-8 text", code=BAD_ENVIRONMENT)
     if any(char in "/:" or char in _SPACES for char in name):
         raise CNIError("interface name contains / or : or whitespace characters", code=BAD_ENVIRONMENT)
 

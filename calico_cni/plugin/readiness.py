@@ -36,13 +36,20 @@ def check_ready(store: Datastore, patience: float) -> None:
 def pass_gates(call: Call) -> None:
     """Wait until every readiness gate answers; each is tried at once and then every few seconds (§15.9)."""
     for url in call.conf.readiness_gates:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.netloc:
+        if not _is_web_address(url):
             raise CNIError(
                 f"invalid URL set for ReadinessGates:{url} Error:parse {go_quote(url)}: invalid URI for request",
                 "A readiness gate is an absolute http or https URL.",
             )
         _wait_for(call, url)
+
+
+def _is_web_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # half of the brackets of an IPv6 address
+        return False
+    return parts.scheme in ("http", "https") and bool(parts.netloc)
 
 
 def _wait_for(call: Call, url: str) -> None:

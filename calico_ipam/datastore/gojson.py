@@ -69,7 +69,7 @@ def parse(text: str) -> Any:
     if text.count("[") + text.count("{") > MAX_DEPTH:
         _check_depth(value)
     if "\\ud" in text or "\\uD" in text:
-        value = _without_surrogates(value)
+        value = without_surrogates(value)
     return value
 
 
@@ -97,14 +97,14 @@ def _syntax_text(text: str, error: JSONDecodeError) -> str:
     return f"invalid character {shown} {where}"
 
 
-def _without_surrogates(value: Any) -> Any:
+def without_surrogates(value: Any) -> Any:
     """Replace lone halves of surrogate pairs, which no UTF-8 text can hold; Go replaces them on reading as well."""
     if isinstance(value, str):
         return _SURROGATE.sub(_REPLACEMENT, value)
     if isinstance(value, list):
-        return [_without_surrogates(item) for item in value]
+        return [without_surrogates(item) for item in value]
     if isinstance(value, dict):
-        return {_without_surrogates(k): _without_surrogates(v) for k, v in value.items()}
+        return {without_surrogates(k): without_surrogates(v) for k, v in value.items()}
     return value
 
 

@@ -185,6 +185,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("dash at the end", {"container": "abc-"}, "error with field containerID = 'abc-'"),
     ("upper case network", {"name": "Net1"}, "Profiles[0] = 'Net1'"),
     ("gate", {"readiness_gates": ["bogus"]}, 'Error:parse "bogus": invalid URI for request'),
+    ("half a gate", {"readiness_gates": ["http://[::1"]}, 'Error:parse "http://[::1": invalid URI for request'),
+    ("half a character", {"nodename": "\ud800"}, "Metadata.Name = '\ufffd-cni-"),
     ("own namespace", {"netns": "/proc/self/ns/net"}, "should not be the same"),
 ]
 
@@ -381,7 +383,7 @@ def test_mtu_of_configuration_beats_the_file(bench: CNIBench, content: str | Non
     assert request is not None and request.mtu == expected
 
 
-@pytest.mark.parametrize("content", ["abc", "", "1450 1500"])
+@pytest.mark.parametrize("content", ["abc", "", "1450 1500", "9" * 19, "9" * 5000])
 def test_garbage_in_the_mtu_file_is_an_error_that_names_it(bench: CNIBench, content: str) -> None:
     (bench.folder / "mtu").write_text(content)
     text = told(bench.call("ADD", mtu=1400))

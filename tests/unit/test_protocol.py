@@ -68,6 +68,7 @@ def test_good_container_ids(container: str) -> None:
         ("ä" * 8, "interface name is too long"),
         (".", "interface name is . or .."),
         ("..", "interface name is . or .."),
+        ("eth\udcff", "interface name is no UTF-8 text"),
         *(
             (bad, "interface name contains / or : or whitespace characters")
             for bad in ("a/b", "a:b", "a b", "a\u2003b")
@@ -235,3 +236,18 @@ def test_what_is_printed_is_escaped_as_go_does() -> None:
 
 def test_bytes_that_are_no_utf8_are_replaced() -> None:
     assert gojson.load(b'"\xff"') == "\ufffd"
+
+
+def test_half_a_surrogate_pair_is_replaced() -> None:
+    """Public report P25's neighbour: a name that no UTF-8 text can hold crashed wherever it was written."""
+    assert gojson.load(b'{"\\ud800": ["\\uDFFFx", "\\ud83d\\ude00"]}') == {"\ufffd": ["\ufffdx", "\U0001f600"]}
+
+
+@pytest.mark.parametrize("text", [b"1e999", b"-1e999"])
+def test_numbers_beyond_all_measure(text: bytes) -> None:
+    with pytest.raises(gojson.GoJSONError, match="too long"):
+        gojson.load(text)
+
+
+def test_bytes_of_arguments_that_are_no_utf8_are_replaced() -> None:
+    assert protocol.Request(protocol.CALICO, {"CNI_ARGS": "K8S_POD_NAME=\udcff"}).args == "K8S_POD_NAME=\ufffd"
