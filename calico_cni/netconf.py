@@ -32,6 +32,19 @@ STORE_KEYS = (
 )
 
 
+#: Keys that name a file or a folder.
+FILE_KEYS = (
+    "nodename_file",
+    "sqlite_path",
+    "etcd_key_file",
+    "etcd_cert_file",
+    "etcd_ca_cert_file",
+    "log_file_path",
+    "ipam_lock_file",
+    "endpoint_status_dir",
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Attachment:
     """A sandbox's interface that is still valid, as GC tells it."""
@@ -112,6 +125,7 @@ def load(document: Mapping[str, Any]) -> NetConf:
         found = schema.decode(schema.NETCONF, document)
     except gojson.GoJSONError as error:
         raise CNIError(f"failed to load netconf: {error}") from None
+    _refuse_nul(found)
     ipam, options = found["ipam"], found["dataplane_options"] or {}
     kubernetes = found["kubernetes"]
     settings = {key: found[key] for key in STORE_KEYS if found[key]}
@@ -159,6 +173,13 @@ def load(document: Mapping[str, Any]) -> NetConf:
         cluster_settings={**settings, "policy": {key: value for key, value in found["policy"].items() if value}},
         document=document,
     )
+
+
+def _refuse_nul(found: Mapping[str, Any]) -> None:
+    """Raise CNIError for the name of a file that no file can have."""
+    for key in FILE_KEYS:
+        if "\0" in found[key]:
+            raise CNIError(f"failed to load netconf: {key} holds a NUL character", "No file can have such a name.")
 
 
 def _ineffective(found: Mapping[str, Any]) -> tuple[str, ...]:

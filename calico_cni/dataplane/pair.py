@@ -21,6 +21,9 @@ HOST_MAC = "ee:ee:ee:ee:ee:ee"
 MAC_PATIENCE = 5.0
 MAC_PAUSE = 0.1
 
+#: the kernel's fields for an MTU and for queues have 32 bits
+LARGEST_SIZE = (1 << 32) - 1
+
 # linux/if_link.h, netkit
 IFLA_NETKIT_PEER_INFO, IFLA_NETKIT_POLICY, IFLA_NETKIT_PEER_POLICY, IFLA_NETKIT_MODE = 1, 3, 4, 5
 IFLA_LINKINFO = 18
@@ -132,6 +135,9 @@ def make_netkit(host_rtnl: Rtnl, pod: Namespace, request: LinkRequest) -> None:
 
 
 def _sizes(request: LinkRequest) -> list[tuple[str, Any]]:
+    for what, size in (("mtu", request.mtu), ("num_queues", request.queues)):
+        if size > LARGEST_SIZE:
+            raise DataplaneError(f"{what} {size} is more than any link can have")
     sizes: list[tuple[str, Any]] = [
         # Asked for always: the kernel's own choice is one queue per processor.
         ("IFLA_NUM_TX_QUEUES", max(1, request.queues)),

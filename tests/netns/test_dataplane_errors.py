@@ -90,6 +90,15 @@ def test_mtu_that_no_link_can_have(node: Node, pod: Namespace, dataplane: LinuxD
     assert node.links() == pod.links() == []
 
 
+@pytest.mark.parametrize("sizes", [{"mtu": 1 << 32}, {"queues": 1 << 40}])
+def test_sizes_that_no_request_can_hold(
+    sizes: dict[str, int], node: Node, pod: Namespace, dataplane: LinuxDataplane
+) -> None:
+    with pytest.raises(DataplaneError, match="is more than any link can have"):
+        dataplane.add(link_request(pod, **sizes))
+    assert node.links() == pod.links() == []
+
+
 def test_the_same_route_twice_is_fatal(node: Node, pod: Namespace, dataplane: LinuxDataplane) -> None:
     error = refused(dataplane, link_request(pod, IPV4, routes=("0.0.0.0/0", "0.0.0.0/0")))
     assert str(error) == "failed to add the route to 0.0.0.0/0 via 169.254.1.1 in the sandbox: file exists"

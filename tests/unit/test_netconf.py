@@ -49,6 +49,12 @@ def test_a_wrong_type_is_told_as_go_tells_it(document: dict[str, Any], message: 
     assert message_of(document) == message
 
 
+@pytest.mark.parametrize("key", netconf.FILE_KEYS)
+def test_no_file_has_such_a_name(key: str) -> None:
+    with pytest.raises(CNIError, match=f"{key} holds a NUL character"):
+        netconf.load({"name": "n", key: "/x\0y"})
+
+
 def test_the_first_wrong_type_is_told() -> None:
     assert "NetConf.hostname" in message_of({"hostname": 1, "mtu": "x"})
     assert "NetConf.mtu" in message_of({"mtu": "x", "hostname": 1})
