@@ -196,6 +196,8 @@ def look_at_node(
             continue
         if not allocation.of_pod and not allocation.of_tunnel and not workloads.container_gone(allocation):
             in_use.append(allocation.key)  # somebody else's business
+            if allocation.key in known:
+                suspicions[allocation.key] = None
             continue
         if allocation.of_tunnel:
             tunnels.append(allocation)
@@ -214,14 +216,19 @@ def look_at_node(
     gone = not node.exists
     release = gone and not in_use
     for allocation in tunnels:
-        before = known.get(allocation.key)
-        if release:
-            suspicions[allocation.key] = proven(before, reasons.TUNNEL_NODE_GONE, now, node.knode)
-        elif before is not None:
-            suspicions[allocation.key] = None
+        suspicions |= _tunnel(allocation, known.get(allocation.key), node, now, gone=release)
     return NodeDecision(
         node.name, suspicions, release=release, remarks=tuple(remarks), in_use=tuple(in_use) if gone else ()
     )
+
+
+def _tunnel(
+    allocation: Allocation, before: Suspicion | None, node: NodeFacts, now: Moment, *, gone: bool
+) -> dict[AllocationKey, Suspicion | None]:
+    """A tunnel's address goes with its node, and with nothing less."""
+    if gone:
+        return {allocation.key: proven(before, reasons.TUNNEL_NODE_GONE, now, node.knode)}
+    return {} if before is None else {allocation.key: None}
 
 
 def _suspicion(

@@ -6,6 +6,7 @@ namespace with a process in it has the address. A source that does not answer ke
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import shlex
@@ -25,6 +26,8 @@ from calico_ipam.model.addresses import Address, make_address, parse_address
 log = logging.getLogger(__name__)
 
 PERIOD = 30.0  #: seconds between looks at the host
+#: what reading of a process that has ended, or is a zombie, gives
+ENDED = frozenset({errno.ENOENT, errno.ESRCH, errno.EINVAL})
 RUNTIME_SECONDS = 20.0  #: longest time the runtime's command may take
 
 
@@ -139,9 +142,9 @@ class Sources:
                 found.update(_four((process / "net" / "fib_trie").read_text(encoding="ascii")))
                 found.update(_six((process / "net" / "if_inet6").read_text(encoding="ascii")))
                 seen.add(namespace)
-            except (FileNotFoundError, ProcessLookupError):
-                continue  # it ended meanwhile; another process of its namespace is asked
             except OSError as error:
+                if error.errno in ENDED:
+                    continue  # it ended meanwhile; another process of its namespace is asked
                 raise NoAnswer(f"the addresses of process {process.name} cannot be read: {error.strerror}") from None
         return found
 
