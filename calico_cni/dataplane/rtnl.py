@@ -19,7 +19,7 @@ from .netlink import NLM_F_CREATE, NLM_F_EXCL, Netlink, NetlinkRefused
 # linux/rtnetlink.h
 RTM_NEWLINK, RTM_DELLINK, RTM_GETLINK = 16, 17, 18
 RTM_NEWADDR, RTM_GETADDR = 20, 22
-RTM_NEWROUTE, RTM_GETROUTE = 24, 26
+RTM_NEWROUTE, RTM_DELROUTE, RTM_GETROUTE = 24, 25, 26
 RTM_GETNSID = 90
 RT_TABLE_MAIN = 254
 RTPROT_BOOT = 3
@@ -201,6 +201,24 @@ class Rtnl(Netlink):
             attributes.append(("RTA_GATEWAY", str(gateway)))
         message["attrs"] = attributes
         self.execute(message, RTM_NEWROUTE, NLM_F_CREATE | NLM_F_EXCL)
+
+    def delete_route(self, target: RouteTarget, index: int) -> bool:
+        """Delete the main table's route to ``target`` by that link; False if there is none. Raises NetlinkRefused."""
+        message = self._route(target.version)
+        message["dst_len"] = target.prefixlen
+        message["scope"] = SCOPE_NOWHERE  # of whatever scope
+        message["attrs"] = [
+            ("RTA_OIF", index),
+            ("RTA_TABLE", RT_TABLE_MAIN),
+            ("RTA_DST", str(target.network_address)),
+        ]
+        try:
+            self.execute(message, RTM_DELROUTE)
+        except NetlinkRefused as refused:
+            if refused.code == errno.ESRCH:
+                return False
+            raise
+        return True
 
     def routes_of(self, index: int, version: int) -> list[Route]:
         """Return the main table's routes that leave by one link."""

@@ -39,6 +39,10 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
     """Run the collector; returns the exit code: 0 clean, 1 error, 3 problems found (--once)."""
     argv = sys.argv[1:] if argv is None else argv
     environ = dict(os.environ) if environ is None else environ
+    if argv[:1] == ["node-sweep"]:
+        from calico_gc.sweep.main import main as node_sweep
+
+        return node_sweep(argv[1:], environ)
     try:
         settings = gc_settings.load(parse(argv), environ)
         _log_to_stderr(settings, environ)

@@ -224,7 +224,11 @@ def _checked(tracked: Tracked, ordinal: int, attribute: Attribute, *, leaked: bo
 
 def write(path: Path, document: Mapping[str, Any]) -> None:
     """Write a report so that nobody ever reads half of one. Raises OSError."""
-    text = json.dumps(document, indent=1, ensure_ascii=False) + "\n"
+    write_text(path, json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file so that nobody ever reads half of it. Raises OSError."""
     with NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.", delete=False, encoding="utf-8") as file:
         try:
             file.write(text)
