@@ -176,6 +176,6 @@ def test_a_real_namespace_with_a_process_keeps_its_address(tmp_path: Path) -> No
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         (tmp_path / "results").mkdir()
-        runtime = Sources(cache=str(tmp_path / "results")).look()
+        runtime = Sources(cache=str(tmp_path / "results"), processes=processes(tmp_path, process.pid)).look()
         process.communicate("\n")
     assert parse_address("10.231.77.5") in runtime.addresses
