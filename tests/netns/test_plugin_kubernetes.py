@@ -3,137 +3,32 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from calico_ipam.datastore.api import Create
-from calico_ipam.datastore.kube.store import KubernetesStore
 from calico_ipam.engine.client import IPAM
 from calico_ipam.model.affinity import HOST, BlockOwner
-from calico_ipam.model.keys import Blocks, ResourceKey
-from calico_ipam.model.resource import CLUSTER_INFORMATION, IP_POOL, Resource
-from tests.kube_tools import Audited, KubeServer
-from tests.netns_tools import Namespace, Node, inside, require_root
-from tests.plugin_account import give_rights, write_kubeconfig
-from tests.private_view import private_view
-from tests.tunnel import Tunnel
+from calico_ipam.model.keys import Blocks
+from tests.kube_site import Site, kube_site, prepare
+from tests.kube_tools import KubeServer
+from tests.netns_tools import inside, require_root
 
-NETWORK, NODE = "k8s-pod-network", "worker-1"
 #: Requests of one call on a warm node (ruling 30).
 MOST_FOR_ADD, MOST_FOR_DEL = 11, 10
 
 
-@dataclass
-class Site:
-    """A node with the plugins, and the API server that it talks to."""
-
-    kube: KubeServer
-    node: Node
-    folder: Path
-    kubeconfig: Path
-    namespace: str
-    store: KubernetesStore
-    environ: dict[str, str] = field(default_factory=dict)
-
-    def pod(self, name: str, annotations: Mapping[str, str] | None = None) -> None:
-        prefixed = {f"cni.projectcalico.org/{key}": value for key, value in (annotations or {}).items()}
-        self.kube.pod(self.namespace, name, NODE, prefixed)
-
-    def start(self, verb: str, pod: str, sandbox: Namespace, **netconf: Any) -> subprocess.Popen[str]:
-        """Start a call of ``calico``."""
-        found: dict[str, Any] = {
-            "cniVersion": "1.0.0",
-            "name": NETWORK,
-            "type": "calico",
-            "datastore_type": "kubernetes",
-            "nodename": NODE,
-            "nodename_file_optional": True,
-            "ipam_lock_file": str(self.folder / "ipam.lock"),
-            "ipam": {"type": "calico-ipam"},
-            "policy": {"type": "k8s"},
-            "kubernetes": {"kubeconfig": str(self.kubeconfig)},
-            "calico_api_group": self.kube.api_version,
-            **netconf,
-        }
-        uid = self.kube.ask("GET", f"/api/v1/namespaces/{self.namespace}/pods/{pod}")[1].get("metadata", {}).get("uid")
-        environ = {
-            "PATH": os.environ["PATH"],
-            "CNI_COMMAND": verb,
-            "CNI_CONTAINERID": f"id{sandbox.name.rpartition('-')[2]}",
-            "CNI_NETNS": sandbox.path,
-            "CNI_IFNAME": "eth0",
-            "CNI_PATH": "/nowhere",
-            "CNI_ARGS": f"K8S_POD_NAMESPACE={self.namespace};K8S_POD_NAME={pod};K8S_POD_UID={uid or ''}",
-        }
-        program = [*private_view(self.folder), sys.executable, "-c", "from calico_cni.entry import main; main()"]
-        pipe = subprocess.PIPE
-        with inside(self.node.path):
-            process = subprocess.Popen(program, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environ)
-        assert process.stdin is not None
-        process.stdin.write(json.dumps(found))
-        process.stdin.close()
-        process.stdin = None
-        return process
-
-    def call(self, verb: str, pod: str, sandbox: Namespace, **netconf: Any) -> dict[str, Any]:
-        """Do a call that must work; returns what it printed."""
-        out, err = (process := self.start(verb, pod, sandbox, **netconf)).communicate(timeout=60)
-        assert process.returncode == 0, out + err
-        found: dict[str, Any] = json.loads(out) if out else {}
-        return found
-
-    def counted(self, verb: str, pod: str, sandbox: Namespace) -> list[Audited]:
-        """Do a call; returns its requests."""
-        self.kube.mark()
-        self.call(verb, pod, sandbox)
-        return self.kube.requests()
-
-    def pod_now(self, name: str) -> dict[str, str]:
-        found = self.kube.get(f"/api/v1/namespaces/{self.namespace}/pods/{name}")["metadata"].get("annotations", {})
-        return {key.removeprefix("cni.projectcalico.org/"): value for key, value in found.items()}
-
-    def held(self) -> int:
-        """Return how many addresses are assigned."""
-        return sum(len(list(entry.value.taken())) for entry in self.store.list(Blocks()))
-
-
 @pytest.fixture
 def site(kube: KubeServer, tmp_path: Path) -> Iterator[Site]:
-    """A node whose programs run inside its namespace, while the test stays outside, where the API server is."""
     require_root()
-    node = Node()
-    try:
-        yield from _site(kube, node, tmp_path)
-    finally:
-        node.destroy()
-
-
-def _site(kube: KubeServer, node: Node, tmp_path: Path) -> Iterator[Site]:
-    kube.clear()
-    give_rights(kube)
-    kube.node(NODE)
-    tunnel = Tunnel(node.path, kube.port)
-    kubeconfig = write_kubeconfig(kube, tmp_path / "kubeconfig", tunnel.port)
-    namespace = kube.namespace()
-    store = KubernetesStore(kube.settings())
-    for kind, name, spec in (
-        (CLUSTER_INFORMATION, "default", {"datastoreReady": True}),
-        (IP_POOL, "pool4", {"cidr": "10.65.0.0/16", "blockSize": 28, "nodeSelector": "all()"}),
-        (IP_POOL, "pool6", {"cidr": "fd00:65::/64", "blockSize": 124, "nodeSelector": "all()"}),
-    ):
-        store.commit(Create(ResourceKey(kind, name), Resource.new(kind, name, spec)))
-    node.add_uplink()
-    with store:
-        yield Site(kube, node, tmp_path, kubeconfig, namespace, store)
-    tunnel.close()
+    with kube_site(kube, tmp_path) as made:
+        prepare(made)
+        yield made
 
 
 def test_pods_reach_each_other(site: Site) -> None:
