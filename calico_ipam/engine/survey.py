@@ -13,7 +13,7 @@ from calico_ipam.model.addresses import Address, Network, contains, network_of, 
 from calico_ipam.model.affinity import HOST
 from calico_ipam.model.block import Attribute, Block
 from calico_ipam.model.config import IPAMConfig
-from calico_ipam.model.keys import Affinities, Blocks, Handles, ResourceKey, Resources
+from calico_ipam.model.keys import Affinities, Blocks, Handles, Key, ResourceKey, Resources, Scope
 from calico_ipam.model.pool import Pool, parse_pools
 from calico_ipam.model.resource import (
     CLUSTER_INFORMATION,
@@ -141,9 +141,10 @@ def take_survey(engine: Engine, services: Iterable[Mapping[str, Any]] | None = N
     """Read everything once and arrange it. ``services``: the Services of the cluster; None when they are not known,
     and then ``skipped`` says why.
     """
-    snapshot = engine.store.read(
-        CLUSTER, CONTROLLERS, CONFIG, STALE_CONFIG, POOLS, BLOCKS, NODES, ENDPOINTS, HANDLES, ROWS
-    )
+    # On the Kubernetes API the settings are an IPAMConfiguration; elsewhere a document of that name is read by nobody.
+    separate = engine.store.capabilities.atomic
+    wanted: list[Key | Scope] = [CLUSTER, CONTROLLERS, CONFIG, POOLS, BLOCKS, NODES, ENDPOINTS, HANDLES, ROWS]
+    snapshot = engine.store.read(*wanted, *([STALE_CONFIG] if separate else []))
     damaged: list[Damaged] = []
     for scope in (POOLS, BLOCKS, NODES, ENDPOINTS, HANDLES, ROWS):
         damaged += snapshot.listing(scope).damaged
@@ -157,7 +158,7 @@ def take_survey(engine: Engine, services: Iterable[Mapping[str, Any]] | None = N
             return None
 
     config = entry(CONFIG)
-    stale = entry(STALE_CONFIG)
+    stale = entry(STALE_CONFIG) if separate else None
     controllers = entry(CONTROLLERS)
     survey = Survey(
         cluster=entry(CLUSTER),
@@ -169,7 +170,7 @@ def take_survey(engine: Engine, services: Iterable[Mapping[str, Any]] | None = N
         handles={each.value.id: each for each in snapshot.listing(HANDLES)},
         damaged=tuple(damaged),
         bad_pools=tuple(bad_pools),
-        stale_configuration=stale is not None and engine.store.capabilities.atomic,
+        stale_configuration=stale is not None,
         now=engine.clock.now(),
     )
     _add_blocks(survey)
