@@ -98,6 +98,7 @@ class Collector:
         self.metrics = Metrics(self.loop.view, legacy=settings.legacy_metrics)
         self.loop.use(self._worker(), self._sources())
         self.loop.timed = self.metrics.timed
+        self.loop.listed = self._listed
 
     # --- parts ---------------------------------------------------------------------------------------------
 
@@ -206,6 +207,8 @@ class Collector:
     def _lead(self) -> None:
         self.controller.active = True
         self.controller.state.full_scan = True
+        if self.writes_status and self._told is not None:
+            self.loop.apart(self.write_status)
 
     def _lost(self) -> None:
         self.inbox.call(self.controller.step_down)
@@ -236,6 +239,11 @@ class Collector:
         shape = self.settings.report_format
         document = report.calicoctl_report(view) if shape == "calicoctl" else report.report(view, errors)
         report.write(Path(self.settings.report), document)
+
+    def _listed(self) -> None:
+        """Where there is no configuration object, no change tells so."""
+        if self._told is None:
+            self._configuration_changed(None, "")
 
     def _configuration_changed(self, resource: Resource | None, revision: str) -> None:
         del revision

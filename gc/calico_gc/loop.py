@@ -57,6 +57,7 @@ class Loop:
         self._next_tick: float | None = None
         self.error: BaseException | None = None
         self.timed: Callable[[str, float], None] = lambda *_: None
+        self.listed: Callable[[], None] = lambda: None  #: called by the loop when everything has been listed
 
     # --- wiring --------------------------------------------------------------------------------------------
 
@@ -170,6 +171,7 @@ class Loop:
         if state.in_sync and not before:
             log.info("everything is listed: %d blocks, %d pods", len(state.blocks), len(state.pods))
             self._next_tick = None
+            self.listed()
 
     def retime(self) -> None:
         """Settings changed: the period may be another."""
