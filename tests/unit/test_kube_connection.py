@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from calico_ipam.datastore.kube import connection
 from calico_ipam.datastore.kube.store import KubernetesStore
 from calico_ipam.datastore.settings import KUBERNETES, Settings
 from calico_ipam.errors import NotConfigured, Unauthorized
@@ -103,6 +104,17 @@ def test_single_settings_stand_above_the_file(file: Path) -> None:
         request = asked(bad, kubeconfig=str(file), k8s_api_endpoint=f"{bad.url}/api/v1/", k8s_api_token="setting")
     assert request.headers["authorization"] == "Bearer setting"
     assert request.path == "/apis/crd.projectcalico.org/v1/ipamconfigs/default"
+
+
+def test_another_address_with_the_token_of_the_file(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Renewing a token, the official client would go back to the address of the file."""
+    monkeypatch.setattr(connection, "TOKEN_SECONDS", -1.0)
+    with BadApi(NOTHING) as bad:
+        file.write_text(kubeconfig("http://nowhere.invalid:1", {"token": "file"}))
+        with store(kubeconfig=str(file), k8s_api_endpoint=bad.url) as opened:
+            for _ in range(3):
+                assert opened.read(CONFIG).entry(CONFIG) is None
+        assert [r.headers["authorization"] for r in bad.requests] == ["Bearer file"] * 3
 
 
 def test_an_endpoint_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

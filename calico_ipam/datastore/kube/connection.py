@@ -8,9 +8,9 @@ pydantic, requests and oauthlib, which ``kubernetes.config`` needs however littl
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,25 +20,31 @@ from calico_ipam.errors import NotConfigured
 _USER_CONFIG = Path(".kube") / "config"  # below the home directory
 
 
-@dataclass(frozen=True, slots=True)
+#: the official client is asked for its token at most so often, in seconds: it looks at the whole environment each time
+TOKEN_SECONDS = 1.0
+
+
 class Connection:
     """Where the API server is, a pool of connections to it, and what proves who we are."""
 
-    configuration: Any
-    pool: Any  #: urllib3.PoolManager
-    stream_pool: Any  #: the same for answers without an end
-
-    @property
-    def server(self) -> str:
-        return str(self.configuration.host).rstrip("/")
+    def __init__(self, configuration: Any, pool: Any, stream_pool: Any) -> None:
+        self.configuration = configuration
+        self.pool = pool  #: urllib3.PoolManager
+        self.stream_pool = stream_pool  #: the same for answers without an end
+        # Taken now: renewing a token, the official client puts back the address that the file has.
+        self.server = str(configuration.host).rstrip("/")
+        self._token: tuple[float, str] | None = None
 
     def authorisation(self) -> str:
         """Return the Authorization header. The official client reads rotated token files again where they expire."""
-        configuration = self.configuration
-        token = configuration.get_api_key_with_prefix("authorization", alias="BearerToken")
-        if not token and configuration.username:
-            token = configuration.get_basic_auth_token()
-        return str(token or "")
+        now = time.monotonic()
+        if self._token is None or now - self._token[0] > TOKEN_SECONDS:
+            configuration = self.configuration
+            token = configuration.get_api_key_with_prefix("authorization", alias="BearerToken")
+            if not token and configuration.username:
+                token = configuration.get_basic_auth_token()
+            self._token = now, str(token or "")
+        return self._token[1]
 
     def close(self) -> None:
         self.pool.clear()
