@@ -205,7 +205,7 @@ def test_the_numbers_are_those_of_the_collector(prometheus: Prometheus) -> None:
     assert value("ipam_gc_damaged_objects") == 1
     dashboard = dict(EXPRESSIONS)
     pools = prometheus.query(filled_in(dashboard["Addresses that can be assigned"]))
-    assert {s["metric"]["ippool"]: s["value"][1] for s in pools} == {"pool-1": "238", "pool-2": "254"}
+    assert {s["metric"]["ippool"]: s["value"][1] for s in pools} == {"pool-1": "238", "pool-2": "255"}
 
 
 def test_prometheus_takes_the_rules(prometheus: Prometheus) -> None:
