@@ -1,0 +1,317 @@
+"""The collector at size: a simulated cluster in this process, the collector in a process of its own.
+
+::
+
+    python tests/scale/gc_scale.py --nodes 1000 --pods 50 --minutes 3 --leaks 10000
+
+Blocks are in a real SQLite store; pods and nodes come from an API server of this file's own over HTTP, page by page and
+by watch, as the real one sends them. Told are: time to the first full view, CPU for it, resident memory at rest, CPU
+share without and with 1 % churn a minute, and how long confirmed leaks take.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import queue
+import random
+import resource
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from calico_ipam.datastore.api import Create, Update
+from calico_ipam.datastore.sqlite import SQLiteStore
+from calico_ipam.model.addresses import parse_network
+from calico_ipam.model.affinity import Affinity, BlockOwner
+from calico_ipam.model.block import Attribute, Block
+from calico_ipam.model.handle import Handle
+from calico_ipam.model.keys import AffinityKey, BlockKey, HandleKey, ResourceKey
+from calico_ipam.model.resource import IP_POOL, NODE, Resource
+
+PAGE_TICK = os.sysconf("SC_CLK_TCK")
+
+
+class Cluster:
+    """Nodes and pods as documents, and everybody who watches them."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.revision = 1
+        self.objects: dict[str, dict[str, dict[str, Any]]] = {"nodes": {}, "pods": {}}
+        self.watchers: dict[str, list[queue.Queue[bytes]]] = {"nodes": [], "pods": []}
+        self.gets = 0
+
+    def put(self, kind: str, document: dict[str, Any]) -> None:
+        with self.lock:
+            self._put("MODIFIED", kind, document)
+
+    def _put(self, event: str, kind: str, document: dict[str, Any]) -> None:
+        self.revision += 1
+        document["metadata"]["resourceVersion"] = str(self.revision)
+        self.objects[kind][_name(document)] = document
+        self._tell(event, kind, document)
+
+    def delete(self, kind: str, name: str) -> None:
+        with self.lock:
+            document = self.objects[kind].pop(name)
+            self.revision += 1
+            gone = {**document, "metadata": {**document["metadata"], "resourceVersion": str(self.revision)}}
+            self._tell("DELETED", kind, gone)
+
+    def _tell(self, event: str, kind: str, document: dict[str, Any]) -> None:
+        if self.watchers[kind]:
+            line = json.dumps({"type": event, "object": document}).encode() + b"\n"
+            for watcher in self.watchers[kind]:
+                watcher.put(line)
+
+
+def _name(document: dict[str, Any]) -> str:
+    metadata = document["metadata"]
+    return f"{metadata.get('namespace', '')}/{metadata['name']}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    cluster: Cluster
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        parts = urlsplit(self.path)
+        query = {k: v[0] for k, v in parse_qs(parts.query).items()}
+        segments = [s for s in parts.path.split("/") if s][2:]  # api, v1
+        if segments and segments[0] == "namespaces":
+            namespace, kind, *rest = segments[1:]
+        elif segments and segments[0] in ("nodes", "pods"):
+            namespace, kind, rest = "", segments[0], segments[1:]
+        else:
+            return self._send(404, {"kind": "Status", "reason": "NotFound", "code": 404})
+        if query.get("watch"):
+            return self._watch(kind)
+        if rest:
+            self.cluster.gets += 1
+            found = self.cluster.objects[kind].get(f"{namespace}/{rest[0]}")
+            return self._send(200, found) if found else self._send(404, {"kind": "Status", "reason": "NotFound"})
+        return self._list(kind, namespace, query)
+
+    def _list(self, kind: str, namespace: str, query: dict[str, str]) -> None:
+        begin, size = int(query.get("continue", "0")), int(query.get("limit", "500"))
+        with self.cluster.lock:
+            items = [d for n, d in self.cluster.objects[kind].items() if not namespace or n.startswith(f"{namespace}/")]
+            revision = self.cluster.revision
+        metadata = {"resourceVersion": str(revision)}
+        if begin + size < len(items):
+            metadata["continue"] = str(begin + size)
+        self._send(200, {"metadata": metadata, "items": items[begin : begin + size]})
+
+    def _watch(self, kind: str) -> None:
+        mine: queue.Queue[bytes] = queue.Queue()
+        with self.cluster.lock:
+            self.cluster.watchers[kind].append(mine)
+        self.send_response(200)
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        try:
+            while True:
+                line = mine.get()
+                self.wfile.write(f"{len(line):x}\r\n".encode() + line + b"\r\n")
+                self.wfile.flush()
+        except OSError:
+            with self.cluster.lock:
+                self.cluster.watchers[kind].remove(mine)
+
+    def _send(self, status: int, document: dict[str, Any]) -> None:
+        body = json.dumps(document).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *arguments: Any) -> None:
+        return None
+
+
+def pod_document(n: int, p: int, ip: str) -> dict[str, Any]:
+    """A pod about as large as real ones are on the wire, most of which the collector throws away."""
+    container = {"name": "main", "image": "registry.example.com/team/app:1.2.3", "resources": {"limits": {"cpu": "1"}}}
+    return {
+        "metadata": {
+            "name": f"p{n}-{p}",
+            "namespace": f"ns{p % 10}",
+            "uid": f"{n:08x}-{p:04x}-4000-8000-000000000000",
+            "labels": {"app": "x", "pod-template-hash": "5d5c7d6f9b"},
+            "annotations": {"cni.projectcalico.org/podIP": f"{ip}/32"},
+        },
+        "spec": {"nodeName": f"n{n}", "containers": [container] * 3, "tolerations": [{"key": "x"}] * 4},
+        "status": {
+            "phase": "Running",
+            "podIP": ip,
+            "podIPs": [{"ip": ip}],
+            "conditions": [{"type": t, "status": "True"} for t in ("Ready", "Initialized", "PodScheduled")],
+        },
+    }
+
+
+def address(n: int, p: int) -> str:
+    return f"10.{n // 250}.{n % 250}.{p}"
+
+
+def fill(store: SQLiteStore, cluster: Cluster, nodes: int, pods: int) -> None:
+    store.commit(Create(ResourceKey(IP_POOL, "pool"), Resource.new(IP_POOL, "pool", {"cidr": "10.0.0.0/8"})))
+    for n in range(nodes):
+        name = f"n{n}"
+        cluster.put("nodes", {"metadata": {"name": name, "labels": {"kubernetes.io/hostname": name}}})
+        reference = {"orchRefs": [{"nodeName": name, "orchestrator": "k8s"}]}
+        network, owner = parse_network(f"10.{n // 250}.{n % 250}.0/26"), BlockOwner("host", name)
+        attributes = [
+            Attribute(
+                f"k8s-pod-network.{n:05}{p:03}0",
+                {"node": name, "pod": f"p{n}-{p}", "namespace": f"ns{p % 10}", "timestamp": "2026-08-20 10:11:12"},
+            )
+            for p in range(pods)
+        ]
+        block = Block.new(network, now=time.time_ns(), owner=owner)
+        block = replace(
+            block,
+            allocations=tuple(range(pods)) + (None,) * (64 - pods),
+            unallocated=tuple(range(pods, 64)),
+            attributes=tuple(attributes),
+            sequence_for=dict.fromkeys(range(pods), block.sequence_number),
+        ).bumped()
+        store.commit(
+            Create(ResourceKey(NODE, name), Resource.new(NODE, name, reference)),
+            Create(BlockKey(network), block),
+            Create(AffinityKey(owner, network), Affinity()),
+            *(Create(HandleKey(a.handle or ""), Handle(a.handle or "", {str(network): 1})) for a in attributes),
+        )
+        for p in range(pods):
+            cluster.put("pods", pod_document(n, p, address(n, p)))
+
+
+class Measured:
+    """The collector's process as /proc shows it."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._folder = Path("/proc") / str(process.pid)
+
+    def cpu(self) -> float:
+        fields = (self._folder / "stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / PAGE_TICK
+
+    def resident(self) -> float:
+        (line,) = (x for x in (self._folder / "status").read_text().splitlines() if x.startswith("VmRSS:"))
+        return int(line.split()[1]) / 1024
+
+
+def churn(store: SQLiteStore, cluster: Cluster, nodes: int, pods: int, seconds: float) -> None:
+    """Replace 1 % of the pods a minute: a new container for the same pod name, evenly spread."""
+    choose, end = random.Random(1), time.monotonic() + seconds
+    pause = 60.0 / max(1, nodes * pods // 100)
+    number = 0
+    while time.monotonic() < end:
+        n, p = choose.randrange(nodes), choose.randrange(pods)
+        number += 1
+        document = pod_document(n, p, address(n, p))
+        cluster.delete("pods", _name(document))
+        entry = store.get(BlockKey(parse_network(f"10.{n // 250}.{n % 250}.0/26")))
+        attributes = list(entry.value.attributes)
+        attributes[p] = replace(attributes[p], handle=f"k8s-pod-network.{n:05}{p:03}x{number}")
+        numbers = {**entry.value.sequence_for, p: entry.value.sequence_number}
+        store.commit(Update(entry, replace(entry.value, attributes=tuple(attributes), sequence_for=numbers).bumped()))
+        cluster.put("pods", document)
+        time.sleep(pause)
+
+
+def leaks(store: SQLiteStore, cluster: Cluster, number: int, pods: int, wait: float) -> Iterator[str]:
+    """Let pods go without a DEL, node after node; tell when their addresses are free."""
+    names = [(n, p) for n in range(-(-number // pods)) for p in range(pods)][:number]
+    for n, p in names:
+        cluster.delete("pods", _name(pod_document(n, p, "")))
+    began = time.monotonic()
+    first: float | None = None
+    left = number
+    blocks = sorted({n for n, _ in names})
+    while left and time.monotonic() - began < wait:
+        left = 0
+        for n in blocks:
+            entry = store.read(key := BlockKey(parse_network(f"10.{n // 250}.{n % 250}.0/26"))).entry(key)
+            left += sum(1 for _ in entry.value.taken()) if entry is not None else 0
+        if left < number and first is None:
+            first = time.monotonic() - began
+            yield f"first address free after {first:.1f} s (the grace period included)"
+        time.sleep(0.5)
+    yield f"{number - left} of {number} addresses free after {time.monotonic() - began:.1f} s"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nodes", type=int, default=1000)
+    parser.add_argument("--pods", type=int, default=50)
+    parser.add_argument("--minutes", type=float, default=1.0, help="how long to look at rest, and under churn")
+    parser.add_argument("--leaks", type=int, default=0)
+    parser.add_argument("--grace", default="15m")
+    chosen = parser.parse_args()
+    cluster = Cluster()
+    Handler.cluster = cluster
+    with tempfile.TemporaryDirectory() as folder, SQLiteStore(Path(folder) / "store" / "ipam.db") as store:
+        began = time.monotonic()
+        fill(store, cluster, chosen.nodes, chosen.pods)
+        print(f"{chosen.nodes} nodes, {chosen.nodes * chosen.pods} addresses, made in {time.monotonic() - began:.0f} s")
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        environ = {
+            **os.environ,
+            "DATASTORE_TYPE": "sqlite",
+            "SQLITE_PATH": str(Path(folder) / "store" / "ipam.db"),
+            "K8S_API_ENDPOINT": f"http://127.0.0.1:{server.server_address[1]}",
+            "KUBERNETES_SERVICE_HOST": "simulated",
+        }
+        flags = ["--leader-elect", "false", "--events", "false", "--leak-grace", chosen.grace, "--listen", ""]
+        command = [sys.executable, "-m", "calico_gc.main", *flags]
+        with (Path(folder) / "log").open("wb") as log:
+            process = subprocess.Popen(command, env=environ, stderr=log)
+        try:
+            _measure(chosen, Measured(process), store, cluster, Path(folder) / "log")
+        finally:
+            process.terminate()
+            process.wait()
+        server.shutdown()
+    print(f"(this process: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MiB)")
+    return 0
+
+
+def _measure(chosen: Any, measured: Measured, store: SQLiteStore, cluster: Cluster, log: Path) -> None:
+    began = time.monotonic()
+    while b"everything is listed" not in log.read_bytes():
+        time.sleep(0.05)
+        if time.monotonic() - began > 300:
+            raise SystemExit(log.read_text()[-3000:])
+    print(f"first full view after {time.monotonic() - began:.1f} s, {measured.cpu():.1f} s of CPU")
+    time.sleep(10)
+    print(f"after the first looks: {measured.cpu():.1f} s of CPU, {measured.resident():.0f} MiB resident")
+    seconds = chosen.minutes * 60
+    before, gets = measured.cpu(), cluster.gets
+    time.sleep(seconds)
+    print(f"at rest: {100 * (measured.cpu() - before) / seconds:.2f} % of a core, {cluster.gets - gets} single reads")
+    before = measured.cpu()
+    churn(store, cluster, chosen.nodes, chosen.pods, seconds)
+    print(f"with 1 % churn a minute: {100 * (measured.cpu() - before) / seconds:.2f} % of a core", end="")
+    print(f", {cluster.gets - gets} single reads, {measured.resident():.0f} MiB resident")
+    if chosen.leaks:
+        before = measured.cpu()
+        for line in leaks(store, cluster, chosen.leaks, chosen.pods, 600):
+            print(line)
+        print(f"{measured.cpu() - before:.1f} s of CPU, {measured.resident():.0f} MiB resident")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
