@@ -57,6 +57,12 @@ def read_pod(call: Call, cluster: Cluster, identity: Identity) -> Pod:
             "error with field node (field should be assigned)",
             f"Pod {identity.namespace}/{identity.pod} is not bound to a node yet.",
         )
+    if spec["nodeName"] != identity.node:
+        call.log.warning(
+            "The pod is bound to another node than this one is called; set nodename in the network configuration",
+            pod_node=spec["nodeName"],
+            node=identity.node,
+        )
     account = str(spec.get("serviceAccountName") or "")
     annotations = annotations_of(document)
     try:

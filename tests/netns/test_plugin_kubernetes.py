@@ -62,6 +62,17 @@ def test_an_address_of_an_annotation_has_a_route(site: Site) -> None:
     assert other.pings("10.65.3.7")
 
 
+def test_check_compares_the_sandbox_with_its_pod(site: Site) -> None:
+    sandbox = site.node.sandbox()
+    site.pod("p")
+    result = site.call("ADD", "p", sandbox)
+    assert site.call("CHECK", "p", sandbox, prevResult=result) == {}
+    sandbox.ip("link", "set", "eth0", "down")
+    process = site.start("CHECK", "p", sandbox, prevResult=result)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 1 and "eth0" in json.loads(out)["msg"], out + err
+
+
 def test_requests_of_a_warm_node(site: Site, record_property: Any) -> None:
     """Counted from the API server's log: neither blocks nor pods make them more (issue's figures, ruling 30)."""
     sandbox = site.node.sandbox()

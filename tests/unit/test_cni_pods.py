@@ -417,6 +417,7 @@ def test_a_pod_of_another_node_keeps_its_annotations(kdd: PodBench) -> None:
     answer(kdd.call("ADD"))
     assert kdd.call("DEL").exit_code == 0
     assert kdd.pod_annotations()["podIP"] and kdd.addresses() == []
+    assert "bound to another node than this one is called; set nodename" in kdd.log()
 
 
 def test_a_pod_that_changes_all_the_time_is_told_after_six_tries(kdd: PodBench) -> None:
