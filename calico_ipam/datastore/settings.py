@@ -147,7 +147,7 @@ def _file_settings(text: str) -> dict[str, Any]:
 
     try:
         document = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # a date such as 2020-13-45, very deep nesting
         told = " ".join(str(error).split())
         raise InvalidInput(f"failed to parse config as YAML/JSON: {told}") from None
     if not isinstance(document, Mapping):

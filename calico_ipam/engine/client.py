@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from calico_ipam.datastore.api import Datastore, Deadline, Entry
@@ -10,7 +11,7 @@ from calico_ipam.engine.policy import Clock, Retry, SystemClock
 from calico_ipam.engine.request import Request
 from calico_ipam.engine.results import AssignmentAttributes, AutoAssigned, ClaimResult, NamespaceLabels, ReleaseResult
 from calico_ipam.engine.world import Engine
-from calico_ipam.model.addresses import Address, Network
+from calico_ipam.model.addresses import Address, Network, parse_address
 from calico_ipam.model.affinity import BlockOwner
 from calico_ipam.model.block import Block, HostReserved, ReleaseOption
 from calico_ipam.model.config import IPAMConfig
@@ -112,7 +113,7 @@ class IPAM:
         host_reserved: HostReserved | None = None,
         max_per_handle: int = 0,
     ) -> None:
-        """Assign one given address, reserved or not, whatever the pool's selectors (§12).
+        """Assign one given address, reserved or not, whatever the pool's selectors (§12); IPv4-mapped IPv6 is IPv4.
 
         Raises InvalidInput (in no enabled pool, or not for this use), AlreadyExists (somebody holds it; the hint says
         who), RefusedError, TransientError.
@@ -122,7 +123,7 @@ class IPAM:
         specific.assign_ip(
             self._engine,
             specific.SpecificRequest(
-                ip,
+                _plain(ip),
                 self._engine.host(hostname),
                 handle=handle or None,
                 attrs=attrs or {},
@@ -140,7 +141,7 @@ class IPAM:
         """
         from calico_ipam.engine import release
 
-        return release.release_ips(self._engine, options)
+        return release.release_ips(self._engine, [replace(each, address=_plain(each.address)) for each in options])
 
     def release_by_handle(self, handle: str) -> None:
         """Release whatever a handle holds (§13.3). Raises NotFound when there is no such handle object."""
@@ -158,7 +159,7 @@ class IPAM:
         """Return who holds an address (§15.1). Raises NotFound, AddressInCooldown."""
         from calico_ipam.engine import lookup
 
-        return lookup.assignment_attributes(self._engine, ip)
+        return lookup.assignment_attributes(self._engine, _plain(ip))
 
     def ensure_block(
         self,
@@ -251,7 +252,9 @@ class IPAM:
         """
         from calico_ipam.engine import owners
 
-        owners.set_owner_attributes(self._engine, ip, handle, updates, preconditions or owners.OwnerPreconditions())
+        owners.set_owner_attributes(
+            self._engine, _plain(ip), handle, updates, preconditions or owners.OwnerPreconditions()
+        )
 
     def ensure_active_vm_owner(self, network: str, namespace: str, vm: str, target_pod: str) -> None:
         """Make a migration's target pod the active owner of a VM's addresses (§15.3).
@@ -274,3 +277,8 @@ class IPAM:
         from calico_ipam.engine import utilization
 
         return utilization.get_utilization(self._engine, pools)
+
+
+def _plain(ip: Address) -> Address:
+    """Return an address as the library knows it: IPv4-mapped IPv6 is IPv4, a zone is refused. Raises InvalidInput."""
+    return parse_address(str(ip))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from calico_ipam.datastore.api import Damaged, Delete, Entry, Snapshot, Update, Write, damaged_error
 from calico_ipam.engine.affinity_release import release_if_unselected
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 def release_ips(engine: Engine, options: Iterable[ReleaseOption]) -> ReleaseResult:
     """Release addresses. A failing block does not stop the others; the first error carries ``partial``."""
-    wanted = [ReleaseOption(o.address, sanitise_handle(o.handle) or None, o.sequence_number) for o in options]
+    wanted = _sanitised(options)
     if not wanted:
         return ReleaseResult()
     world = engine.look()
@@ -65,9 +65,13 @@ def release_from_block(engine: Engine, cidr: Network, options: Sequence[ReleaseO
     """Release addresses of a block that the caller has found, whatever size their pool's blocks have; return those
     that were free already (cli §5.1). Raises as :func:`release_ips`.
     """
-    wanted = [ReleaseOption(o.address, sanitise_handle(o.handle) or None, o.sequence_number) for o in options]
+    wanted = _sanitised(options)
     free = _release_from_block(engine, engine.look(), cidr, wanted)
     return tuple(o.address for o in wanted) if free is None else free
+
+
+def _sanitised(options: Iterable[ReleaseOption]) -> list[ReleaseOption]:
+    return [replace(option, handle=sanitise_handle(option.handle) or None) for option in options]
 
 
 class _BlockFinder:

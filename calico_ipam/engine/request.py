@@ -47,6 +47,12 @@ class Request:
         """Refuse what can be refused before anything is read (limits L4 and L29). Raises InvalidInput."""
         if not self.use:
             raise InvalidInput("must specify the intended use when assigning an IP")
+        for version, number in self.numbers.items():
+            if number and not isinstance(number, int):
+                raise InvalidInput(f"{number!r} is no number of IPv{version} addresses", hint="Give a whole number.")
+        for pool in (each for pools in self.pools.values() for each in pools):
+            if not isinstance(pool, Network):
+                raise InvalidInput(f"pool {pool!r} is no network", hint="Give parse_network() of its CIDR.")
         for version, other in ((4, 6), (6, 4)):
             if self.numbers.get(version) and any(p.version == other for p in self.pools.get(version, ())):
                 raise InvalidInput(f"provided IPv{version} IPPools list contains one or more IPv{other} IPPools")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Iterator
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from calico_ipam.datastore.api import Write
 from calico_ipam.datastore.documents import DocumentStore, RawWrite
 from calico_ipam.datastore.etcd.store import _number
 from calico_ipam.datastore.paths import path_of
+from calico_ipam.datastore.settings import from_file
 from calico_ipam.datastore.sqlite import SQLiteStore
 from calico_ipam.engine.client import IPAM
 from calico_ipam.engine.owners import OwnerUpdates
@@ -206,6 +208,31 @@ def test_attributes_that_would_damage_the_block_are_refused(world: Cluster, attr
     assert world.store.inner.get(BlockKey(parse_network(OWN))).value.free() == 3
 
 
+def test_an_ipv4_mapped_address_is_the_ipv4_one(world: Cluster) -> None:
+    """Python's own addresses can be of that form; an address that is held must not be called free."""
+    mapped = ip_address("::ffff:10.0.0.8")
+    world.ipam.assign_ip(mapped, hostname="node-1", handle="h")
+    assert world.ipam.assignment_attributes(mapped).handle == "h"
+    assert world.ipam.release_ips([ReleaseOption(mapped, "h")]).unallocated == ()
+    assert world.handle("h") is None
+
+
+@pytest.mark.parametrize("address", [None, "nonsense", ip_address("fd00::1%eth0"), 7])
+def test_what_is_no_address_is_refused(world: Cluster, address: Any) -> None:
+    with pytest.raises(InvalidInput, match="invalid IP address"):
+        world.ipam.release_ips([ReleaseOption(address)])
+    with pytest.raises(InvalidInput, match="invalid IP address"):
+        world.ipam.assign_ip(address, hostname="node-1")
+
+
+@pytest.mark.parametrize(
+    "wanted", [{"num4": "3"}, {"num4": 1.5}, {"num4": 1, "ipv4_pools": ["10.0.0.0/28"]}, {"num4": 1, "handle": 5}]
+)
+def test_what_is_no_request_is_refused(world: Cluster, wanted: Any) -> None:
+    with pytest.raises(InvalidInput):
+        world.ipam.auto_assign(use="Workload", hostname="node-1", **wanted)
+
+
 def test_a_cold_address_has_no_owner_to_set(world: Cluster) -> None:
     world.configure(cooldown_seconds=60)
     world.auto(handle="h")
@@ -270,3 +297,9 @@ def test_a_revision_that_no_store_can_have() -> None:
     for text in ("1" * 30, "9" * 5000, "-1", ""):
         with pytest.raises(InvalidInput):
             _number(text)
+
+
+@pytest.mark.parametrize("text", ["[" * 3000, "2020-13-45"])
+def test_a_configuration_file_that_no_parser_takes(text: str) -> None:
+    with pytest.raises(InvalidInput, match="failed to parse"):
+        from_file(text, "calicoctl.cfg")
