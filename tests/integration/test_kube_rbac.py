@@ -105,13 +105,13 @@ def test_the_plugins(cluster: KubeServer) -> None:
 
 
 def test_the_collector(cluster: KubeServer) -> None:
+    with KubernetesStore(cluster.settings()) as store:
+        IPAM(store, hostname="node-1").auto_assign(use="Workload", num4=1, handle="net.leak")
     with acting_as(cluster, "calico-gc") as store:
         ipam = IPAM(store, hostname="node-1")
-        ipam.auto_assign(use="Workload", num4=1, handle="net.leak")
+        assert len(store.list(Affinities())) == len(store.list(Handles())) == 1
         scopes: tuple[Scope, ...] = (
             Blocks(),
-            Affinities(),
-            Handles(),
             *(Resources(kind) for kind in (IP_POOL, IP_RESERVATION, NODE, WORKLOAD_ENDPOINT, CLUSTER_INFORMATION)),
         )
         for scope in scopes:
@@ -132,6 +132,7 @@ def test_the_collector(cluster: KubeServer) -> None:
         cluster,
         "calico-gc",
         *((verb, plural) for verb in ("create", "update", "delete") for plural in ("ippools", "pods", "nodes")),
+        *(("create", plural) for plural in ("ipamblocks", "blockaffinities")),
         ("update", "ipamconfigs"),
         ("delete", "kubecontrollersconfigurations"),
         ("patch", "pods/status"),
