@@ -19,6 +19,8 @@ from tests.kube_tools import KubeServer
 from tests.netns_tools import require_root
 from tests.shared import recordings
 
+pytestmark = pytest.mark.timeout(300)  # the first test starts the API server
+
 ALL_DEVIATIONS = (*DEVIATIONS, *POD_DEVIATIONS)
 
 

@@ -30,6 +30,9 @@ EXPECTED = {
 }
 
 
+pytestmark = pytest.mark.timeout(300)  # the first test starts the API server
+
+
 @pytest.fixture
 def site(kube: KubeServer, tmp_path: Path) -> Iterator[Site]:
     require_root()

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from calico_cni import schema
-from calico_cni.plugin import annotations
+from calico_cni.plugin import annotations as wishes
 from calico_ipam.datastore.kube import pods, qos
 from tests.shared import REPOSITORY
 
@@ -33,12 +33,12 @@ def test_every_key_is_told(key: str) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        annotations.IPV4_POOLS,
-        annotations.IPV6_POOLS,
-        annotations.IP_FAMILIES,
-        annotations.IP_ADDRS,
-        annotations.IP_ADDRS_NO_IPAM,
-        annotations.HW_ADDR,
+        wishes.IPV4_POOLS,
+        wishes.IPV6_POOLS,
+        wishes.IP_FAMILIES,
+        wishes.IP_ADDRS,
+        wishes.IP_ADDRS_NO_IPAM,
+        wishes.HW_ADDR,
         pods.FLOATING_IPS,
         pods.ALLOWED_SOURCES,
         pods.POD_IP,
