@@ -107,8 +107,8 @@ def load_settings(
     """Return settings from the first of: ``url``, ``config_file``, the default file, the environment, the default.
 
     A file is taken alone, without the environment. ``url`` is ``sqlite:///path``, ``etcd://host:2379,host:2379`` (with
-    TLS: ``etcds://`` or ``https://``) or ``kubernetes://``; what it does not say (credentials, certificates, a kubeconfig)
-    comes from file or environment.
+    TLS: ``etcds://`` or ``https://``) or ``kubernetes://``; what it does not say (credentials, certificates, a
+    kubeconfig) comes from file or environment.
     Nothing configured at all gives the embedded store of this host, with ``fallback`` set.
     """
     found, source = _configured(os.environ if environ is None else environ, config_file)
