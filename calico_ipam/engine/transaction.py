@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from calico_ipam.datastore.api import Create, Delete, Entry, Update, Write, lost
 from calico_ipam.engine.world import Engine
-from calico_ipam.errors import AlreadyExists, Conflict, IPAMError, NotFound, OutcomeUnknown
+from calico_ipam.errors import Conflict, IPAMError, NotFound, OutcomeUnknown
 from calico_ipam.model.addresses import Network
 from calico_ipam.model.block import Block
 from calico_ipam.model.handle import Handle
@@ -78,10 +78,10 @@ def write_assignment(
         found = _look_up(engine, update, ordinals, holding, error)
         if found is not None:
             return found
-        _take_back(engine, holding, after, len(ordinals), error)
+        _take_back(engine, holding, len(ordinals), error)
         raise Conflict(str(update.key), "the answer to the write was lost, and it had not been done") from error
     except IPAMError as error:
-        _take_back(engine, holding, after, len(ordinals), error)
+        _take_back(engine, holding, len(ordinals), error)
         raise
     return Written(stored[-1], Holding(holding.key, stored[0]) if holding is not None else None)
 
@@ -114,12 +114,13 @@ def _look_up(
     return Written(found, Holding(holding.key, handle))
 
 
-def _take_back(engine: Engine, before: Holding | None, block: Block, number: int, error: IPAMError) -> None:
+def _take_back(engine: Engine, before: Holding | None, number: int, error: IPAMError) -> None:
     """Undo a handle that was counted up for a block write that did not happen, if it is known that it was.
 
-    Only the very count that our commit is told to have made is taken back. One whose own answer was lost may be the
-    work of somebody else who uses the handle. What stays then, or when this fails, counts too many, and readers and the
-    collector cope with that; a handle that counts too few loses an address.
+    Only the very count that our commit is told to have made is taken back, and only while nobody has changed the handle
+    since: one whose own answer was lost may be the work of somebody else, and one that was changed may have been
+    corrected already (:mod:`cap`). What stays then, or when this fails, counts too many, and readers, the next release
+    and the collector cope with that; a handle that counts too few loses an address.
     """
     loss = lost(error)
     if before is None or loss is None or not loss.applied:
@@ -128,10 +129,8 @@ def _take_back(engine: Engine, before: Holding | None, block: Block, number: int
     now = loss.applied[0]
     try:
         engine.store.commit(Delete(now) if before.entry is None else Update(now, before.value))
-    except (Conflict, NotFound, AlreadyExists):
-        count_down_quietly(engine, before.key, {block.cidr: number})
     except IPAMError as failure:
-        log.warning("handle %s counts %d too many: it could not be undone: %s", before.key.id, number, failure)
+        log.warning("handle %s may count %d too many: it could not be undone: %s", before.key.id, number, failure)
 
 
 def count_down_quietly(engine: Engine, key: HandleKey, released: Mapping[Network, int]) -> None:

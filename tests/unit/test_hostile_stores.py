@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from calico_ipam.datastore import sqlite_file
-from calico_ipam.datastore.api import Write
+from calico_ipam.datastore.api import Datastore, Write
 from calico_ipam.datastore.documents import DocumentStore, RawWrite
 from calico_ipam.datastore.etcd.store import _number
 from calico_ipam.datastore.paths import path_of
@@ -33,6 +33,7 @@ from calico_ipam.model.keys import BlockKey, HandleKey, Handles, Key, ResourceKe
 from tests.cluster import Cluster, cluster
 from tests.faulty import Fault, FaultyStore
 from tests.invariants import violations
+from tests.sequential import SequentialStore
 
 OWN = "10.0.0.8/30"  #: where node-1's walk over 10.0.0.0/28 begins
 
@@ -111,6 +112,31 @@ def test_what_is_released_is_told_though_the_look_behind_it_failed(world: Cluste
     result = IPAM(store, clock=world.clock).release_ips([ReleaseOption(parse_address("10.0.0.8"))])
     assert len(result.released) == 1
     assert store.struck()
+
+
+def test_a_slow_caller_takes_back_no_count_that_was_corrected_away(world: Cluster) -> None:
+    """Where handle and block are two writes: the rival finds a count without an address, corrects it, counts anew."""
+    world.block(OWN, owner="node-1")
+    wanted: dict[str, Any] = {
+        "use": "Workload",
+        "num4": 1,
+        "handle": "vm",
+        "max_per_handle": 1,
+        "hostname": "node-1",
+    }
+    got: list[str] = []
+
+    def rival(store: Datastore, _: Write) -> None:
+        ipam = IPAM(SequentialStore(store), clock=world.clock)
+        got.extend(str(each) for each in ipam.auto_assign(**wanted).addresses)
+
+    slow = FaultyStore(
+        world.store.inner, Fault("conflict", write=1, where=lambda s: isinstance(s, BlockKey), rival=rival)
+    )
+    mine = IPAM(SequentialStore(slow), clock=world.clock).auto_assign(**wanted)
+    assert [str(each) for each in mine.addresses] == got
+    assert world.handle("vm") == {OWN: 1}
+    assert violations(world.store.inner) == []
 
 
 # --- damaged neighbours -------------------------------------------------------------------------------------
