@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 
 #: seconds after which the list of blocks is read again before another write
 BLOCKS_FRESH = 30.0
+#: while nothing is wrong, a look may be so many periods after the last one
+MOST_PERIODS = 4
 #: seconds between two chunks of repairs
 CHUNK_PAUSE = 1.0
 ListHandles = Callable[[], Listing]
@@ -177,6 +179,7 @@ class HandleKeeper:
     next_at: float = 0.0
     go_on_at: float | None = None  #: when the next chunk of repairs is due
     results: dict[str, str] = field(default_factory=dict)
+    clean_looks: int = 0  #: in a row
 
     def forget(self) -> None:
         """Leadership, sync or readiness was lost: every timer starts again."""
@@ -184,7 +187,9 @@ class HandleKeeper:
         self.results.clear()
 
     def looked(self, answer: Looked, now: float, wall: int, period: float) -> None:
-        self.next_at = now + period
+        self.clean_looks = 0 if answer.wrong or answer.error is not None else self.clean_looks + 1
+        # Reading every handle is the dearest thing there is at rest: while all is well it is done less often.
+        self.next_at = now + period * min(MOST_PERIODS, max(1, self.clean_looks))
         if answer.error is not None:
             log.warning("handles cannot be listed, this look does not count: %s", answer.error)
             if self.last is not None:

@@ -4,9 +4,10 @@
 
     python tests/scale/gc_scale.py --nodes 1000 --pods 50 --minutes 3 --leaks 10000
 
-Blocks are in a real SQLite store; pods and nodes come from an API server of this file's own over HTTP, page by page and
-by watch, as the real one sends them. Told are: time to the first full view, CPU for it, resident memory at rest, CPU
-share without and with 1 % churn a minute, and how long confirmed leaks take.
+Blocks are in a real etcd (``--store sqlite``: in SQLite, whose watches poll); pods and nodes come from an API server
+of this file's own over HTTP, page by page and by watch, as the real one sends them. Told are: time to the first full
+view, CPU for it, resident memory at rest, CPU share without and with 1 % churn a minute, and how long confirmed leaks
+take.
 """
 
 from __future__ import annotations
@@ -23,13 +24,14 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from calico_ipam.datastore.api import Create, Update
+from calico_ipam.datastore.api import Create, Datastore, Update
 from calico_ipam.datastore.sqlite import SQLiteStore
 from calico_ipam.model.addresses import parse_network
 from calico_ipam.model.affinity import Affinity, BlockOwner
@@ -164,7 +166,7 @@ def address(n: int, p: int) -> str:
     return f"10.{n // 250}.{n % 250}.{p}"
 
 
-def fill(store: SQLiteStore, cluster: Cluster, nodes: int, pods: int) -> None:
+def fill(store: Datastore, cluster: Cluster, nodes: int, pods: int) -> None:
     store.commit(Create(ResourceKey(IP_POOL, "pool"), Resource.new(IP_POOL, "pool", {"cidr": "10.0.0.0/8"})))
     for n in range(nodes):
         name = f"n{n}"
@@ -211,7 +213,7 @@ class Measured:
         return int(line.split()[1]) / 1024
 
 
-def churn(store: SQLiteStore, cluster: Cluster, nodes: int, pods: int, seconds: float) -> None:
+def churn(store: Datastore, cluster: Cluster, nodes: int, pods: int, seconds: float) -> None:
     """Replace 1 % of the pods a minute: a new container for the same pod name, evenly spread."""
     choose, end = random.Random(1), time.monotonic() + seconds
     pause = 60.0 / max(1, nodes * pods // 100)
@@ -230,7 +232,7 @@ def churn(store: SQLiteStore, cluster: Cluster, nodes: int, pods: int, seconds: 
         time.sleep(pause)
 
 
-def leaks(store: SQLiteStore, cluster: Cluster, number: int, pods: int, wait: float) -> Iterator[str]:
+def leaks(store: Datastore, cluster: Cluster, number: int, pods: int, wait: float) -> Iterator[str]:
     """Let pods go without a DEL, node after node; tell when their addresses are free."""
     names = [(n, p) for n in range(-(-number // pods)) for p in range(pods)][:number]
     for n, p in names:
@@ -251,6 +253,21 @@ def leaks(store: SQLiteStore, cluster: Cluster, number: int, pods: int, wait: fl
     yield f"{number - left} of {number} addresses free after {time.monotonic() - began:.1f} s"
 
 
+@contextmanager
+def opened(kind: str, folder: Path) -> Iterator[tuple[Datastore, dict[str, str]]]:
+    """Yield an empty store and the environment that leads to it."""
+    if kind == "sqlite":
+        path = folder / "store" / "ipam.db"
+        with SQLiteStore(path) as store:
+            yield store, {"DATASTORE_TYPE": "sqlite", "SQLITE_PATH": str(path)}
+        return
+    from calico_ipam.datastore.etcd import EtcdStore
+    from tests.etcd_tools import Etcd
+
+    with Etcd() as etcd, EtcdStore(etcd.settings()) as store:
+        yield store, {"DATASTORE_TYPE": "etcdv3", "ETCD_ENDPOINTS": etcd.endpoint}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", type=int, default=1000)
@@ -258,10 +275,11 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=1.0, help="how long to look at rest, and under churn")
     parser.add_argument("--leaks", type=int, default=0)
     parser.add_argument("--grace", default="15m")
+    parser.add_argument("--store", choices=("etcd", "sqlite"), default="etcd")
     chosen = parser.parse_args()
     cluster = Cluster()
     Handler.cluster = cluster
-    with tempfile.TemporaryDirectory() as folder, SQLiteStore(Path(folder) / "store" / "ipam.db") as store:
+    with tempfile.TemporaryDirectory() as folder, opened(chosen.store, Path(folder)) as (store, datastore):
         began = time.monotonic()
         fill(store, cluster, chosen.nodes, chosen.pods)
         print(f"{chosen.nodes} nodes, {chosen.nodes * chosen.pods} addresses, made in {time.monotonic() - began:.0f} s")
@@ -270,8 +288,7 @@ def main() -> int:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         environ = {
             **os.environ,
-            "DATASTORE_TYPE": "sqlite",
-            "SQLITE_PATH": str(Path(folder) / "store" / "ipam.db"),
+            **datastore,
             "K8S_API_ENDPOINT": f"http://127.0.0.1:{server.server_address[1]}",
             "KUBERNETES_SERVICE_HOST": "simulated",
         }
@@ -289,7 +306,7 @@ def main() -> int:
     return 0
 
 
-def _measure(chosen: Any, measured: Measured, store: SQLiteStore, cluster: Cluster, log: Path) -> None:
+def _measure(chosen: Any, measured: Measured, store: Datastore, cluster: Cluster, log: Path) -> None:
     began = time.monotonic()
     while b"everything is listed" not in log.read_bytes():
         time.sleep(0.05)
