@@ -43,6 +43,10 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
         from calico_gc.sweep.main import main as node_sweep
 
         return node_sweep(argv[1:], environ)
+    if argv[:1] == ["hammer"]:
+        from calico_gc.hammer.main import main as hammer
+
+        return hammer(argv[1:], environ)
     try:
         settings = gc_settings.load(parse(argv), environ)
         _log_to_stderr(settings, environ)
@@ -60,7 +64,8 @@ def parse(argv: Sequence[str]) -> dict[str, Any]:
     parser = argparse.ArgumentParser(
         prog="calico-gc",
         description="Finds IP addresses that were leaked, proves it, and returns them.",
-        epilog="Every option can also be an environment variable (GC_ and its name) or a line of the --config file.",
+        epilog="Commands of its own: node-sweep, hammer. Every option can also be an environment variable (GC_ and its "
+        "name) or a line of the --config file.",
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
     )
