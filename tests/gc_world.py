@@ -161,9 +161,14 @@ class World:
         self.engine = Engine(gated, self.clock, Retry(clock=self.clock))
         self.events: list[tuple[str, str, str]] = []
         self.controller = Controller(
-            State(), self.live, self._submit, lambda: get_config(self.engine), self.clock, options,
+            State(),
+            self.live,
+            self._submit,
+            lambda: get_config(self.engine),
+            self.clock,
+            options,
             notify=lambda *event: self.events.append(event),
-        )  # fmt: skip
+        )
         self.controller.folded_names = kubernetes
         self.worker = Worker(
             self.engine,

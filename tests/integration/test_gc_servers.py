@@ -219,7 +219,7 @@ def test_unfinished_deletions_are_listed_and_finished(clean: KubeServer, on_kube
         for _ in range(3):
 
             def again() -> None:
-                collector._clock.offset += 301.0  # type: ignore[attr-defined]
+                collector._clock.offset += 301.0  # type: ignore[attr-defined]  # of this test's store
                 collector.controller.handles.next_at = 0.0
 
             collector.inbox.call(again)

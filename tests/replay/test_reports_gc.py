@@ -39,8 +39,8 @@ DEFAULT = Options(rules=Rules(leak_grace=900.0), handles=HandleOptions(rate=0.0)
 
 def unchecked(world: World) -> World:
     """At full size the invariants are looked at once, at the end."""
-    world.checked = world.check  # type: ignore[attr-defined]
-    world.check = lambda: None  # type: ignore[method-assign]
+    world.checked = world.check  # type: ignore[attr-defined]  # of this test's store
+    world.check = lambda: None  # type: ignore[method-assign]  # a fake in its place
     return world
 
 
@@ -116,7 +116,7 @@ def test_p12_at_full_size() -> None:
     left = {e.value.id: e.revision for e in world.store.list(Handles())}
     assert set(left) == {*before, *missing}
     assert {h: r for h, r in left.items() if h in before} == before, "good ones were not touched"
-    world.checked()  # type: ignore[attr-defined]
+    world.checked()  # type: ignore[attr-defined]  # of this test's store
 
 
 # --- P26 -----------------------------------------------------------------------------------------------------------
@@ -196,7 +196,7 @@ def test_p31_a_node_comes_back_under_its_name(kind: str, seen: str) -> None:
                 raise Conflict(str(writes[0].key))
             return commit(*writes)
 
-        world.store.commit = first_the_rival  # type: ignore[method-assign]
+        world.store.commit = first_the_rival  # type: ignore[method-assign]  # a fake in its place
     world.start()
     world.node("n1")
     world.settle()
@@ -230,7 +230,7 @@ def test_p32_fifty_nodes_went_while_nobody_looked() -> None:
             raise Conflict(str(stubborn))
         return commit(*writes)
 
-    world.store.commit = refusing  # type: ignore[method-assign]
+    world.store.commit = refusing  # type: ignore[method-assign]  # a fake in its place
     world.start()
     left = {host for host, _ in rows(world)}
     assert left == {"n7", "n9"}, "the first complete look cleans all others"
@@ -242,7 +242,7 @@ def test_p32_fifty_nodes_went_while_nobody_looked() -> None:
     assert len(tries) < 100 * 200, "with longer and longer waits"
     told = {f.subject: f.kind for f in world.controller.record.findings.values()}
     assert told["n9"] == "node-not-released"
-    world.store.commit = commit  # type: ignore[method-assign]
+    world.store.commit = commit  # type: ignore[method-assign]  # a fake in its place
     world.run(60)
     assert {host for host, _ in rows(world)} == {"n9"}
 
@@ -317,7 +317,7 @@ def test_p33_thousand_nodes_fifty_thousand_addresses(monkeypatch: pytest.MonkeyP
     assert ticks <= 5, "all nodes are looked at by the periodic scan only"
     assert looked[0] <= 30 * 500 + 5 * nodes
     assert spent < 60, f"{spent:.1f} s of CPU for 30 minutes"
-    world.checked()  # type: ignore[attr-defined]
+    world.checked()  # type: ignore[attr-defined]  # of this test's store
 
 
 def _pod(name: str, node: str, ip: str) -> dict[str, Any]:
@@ -390,7 +390,7 @@ def test_p34_ended_pods() -> None:
         held[number] = (f"{NETWORK}.{name}", pod_attrs("n1", name))
     add_block(world, CIDR, "n1", held)
     world.start()
-    suspected = {world.state.allocation(key).pod[1] for key in world.state.suspects}  # type: ignore[union-attr]
+    suspected = {world.state.allocation(key).pod[1] for key in world.state.suspects}  # type: ignore[union-attr]  # of this test's store
     assert suspected == {"succeeded", "evicted", "failed", "torn-down"}
     assert len(holders(world, CIDR)) == 8, "the first look releases nothing"
     world.no_pod("default", "torn-down")

@@ -390,9 +390,9 @@ def test_nodes_that_fail_do_not_stop_the_others(failing: tuple[str, ...]) -> Non
             key = getattr(write, "key", None)
             if isinstance(key, AffinityKey) and key.owner.host in broken:
                 raise StoreUnavailable("no")
-        return commit(*writes)  # type: ignore[arg-type]
+        return commit(*writes)  # type: ignore[arg-type]  # a fake in its place
 
-    world.store.commit = refusing  # type: ignore[method-assign,assignment]
+    world.store.commit = refusing  # type: ignore[method-assign,assignment]  # a fake in its place
     world.start()
     world.run(10)
     left = {host for host, _ in rows(world)}
@@ -541,7 +541,7 @@ def test_a_conflict_over_cooling_addresses_stops_nobody() -> None:
         add_block(world, f"10.0.0.{number * 4}/30", node, cooling={1: 100.0})
     faulty = FaultyStore(world.store, Fault("conflict", write=1))
     world.controller.state.ready = True
-    world.engine.store._inner = faulty  # type: ignore[attr-defined]
+    world.engine.store._inner = faulty  # type: ignore[attr-defined]  # of this test's store
     world.start()
     world.run(60)
     assert faulty.struck()
@@ -556,7 +556,7 @@ def test_cooling_addresses_are_freed_in_one_write(caplog: pytest.LogCaptureFixtu
         world.node("n1")
         running_pod(world, "p", "n1", "10.0.0.52")
         before = add_block(world, "10.0.0.0/26", "n1", {52: (H1, pod_attrs("n1", "p"))}, cooling={31: 600.0})
-        writes = world.store.writes  # type: ignore[attr-defined]
+        writes = world.store.writes  # type: ignore[attr-defined]  # of this test's store
         writes.clear()
         world.start()
         block = stored_block(world, "10.0.0.0/26")

@@ -23,7 +23,7 @@ class FakeApi:
 
 
 def told(api: FakeApi, *items: tuple[str, str, str], clock: GcClock | None = None) -> None:
-    events = Events(api, clock or GcClock(), "me")  # type: ignore[arg-type]
+    events = Events(api, clock or GcClock(), "me")  # type: ignore[arg-type]  # a fake in its place
     events.start()
     for item in items:
         events(*item)
@@ -47,7 +47,7 @@ def test_the_same_again_within_five_minutes_is_one() -> None:
 
 def test_the_same_later_counts_up() -> None:
     api, clock = FakeApi(), GcClock()
-    events = Events(api, clock, "me")  # type: ignore[arg-type]
+    events = Events(api, clock, "me")  # type: ignore[arg-type]  # a fake in its place
     events._tell("IPLeakReclaimed", "n1", "first")
     events._tell("IPLeakReclaimed", "n1", "unheard")
     clock.advance(301)

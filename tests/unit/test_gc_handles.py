@@ -224,7 +224,7 @@ def racing(world: World, handle: str, rival: Callable[[], None]) -> None:
             rival()
         return commit(*writes)
 
-    world.store.commit = first_the_rival  # type: ignore[method-assign]
+    world.store.commit = first_the_rival  # type: ignore[method-assign]  # a fake in its place
 
 
 def rewrite(world: World, handle: str, blocks: dict[str, int]) -> None:
@@ -329,7 +329,7 @@ def test_a_stale_cache_does_not_decide() -> None:
     world.start()
     world.run(880)
     assign(world, 2, "quiet")
-    world.store.pending.clear()  # type: ignore[attr-defined]
+    world.store.pending.clear()  # type: ignore[attr-defined]  # of this test's store
     world.run(60)
     assert counts(world, "quiet") == {CIDR: 1}
 
@@ -357,12 +357,12 @@ def test_a_list_that_fails_neither_counts_nor_resets() -> None:
             raise StoreUnavailable("no")
         return listing(scope)
 
-    world.store.list = failing  # type: ignore[method-assign]
+    world.store.list = failing  # type: ignore[method-assign]  # a fake in its place
     world.run(460)
     assert world.controller.handles.records["orphan"].observations == 1
     assert world.controller.handles.last is not None
     assert world.controller.handles.last.error == "no"
-    world.store.list = listing  # type: ignore[method-assign]
+    world.store.list = listing  # type: ignore[method-assign]  # a fake in its place
     world.run(460)
     assert not has_handle(world, "orphan")
 

@@ -109,7 +109,7 @@ def host_world(answer: Runtime) -> tuple[World, Told]:
     world = World(kubernetes=False, options=Options(rules=Rules(leak_grace=60.0)))
     world.state.kubernetes = False
     world.state.runtime = answer
-    live = HostLive("here", told)  # type: ignore[arg-type]
+    live = HostLive("here", told)  # type: ignore[arg-type]  # a fake in its place
     world.controller.live = live
     world.worker._live = live
     held = {

@@ -50,7 +50,7 @@ class FakeApi:
 
 def candidate(api: FakeApi, clock: GcClock, name: str, told: list[str] | None = None) -> Election:
     told = told if told is not None else []
-    leases = Leases(api, "kube-system")  # type: ignore[arg-type]
+    leases = Leases(api, "kube-system")  # type: ignore[arg-type]  # a fake in its place
     return Election(leases, name, clock, lambda: told.append("won"), lambda: told.append("lost"))
 
 
@@ -147,11 +147,11 @@ def test_of_two_at_once_one_wins() -> None:
 
     def meanwhile(request: Any, deadline: Any) -> dict[str, Any]:
         if request.method == "POST" and api.lease is None:
-            api.call = read  # type: ignore[method-assign]
+            api.call = read  # type: ignore[method-assign]  # a fake in its place
             other.step()
         return read(request, deadline)
 
-    api.call = meanwhile  # type: ignore[method-assign]
+    api.call = meanwhile  # type: ignore[method-assign]  # a fake in its place
     one.step()
     assert (one.leading, other.leading) == (False, True)
 

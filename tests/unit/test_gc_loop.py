@@ -173,7 +173,7 @@ class Heard:
 
 
 def following(api: FakeApi, heard: Heard) -> KubeSource:
-    source = KubeSource(api, feed.PODS, heard)  # type: ignore[arg-type]
+    source = KubeSource(api, feed.PODS, heard)  # type: ignore[arg-type]  # a fake in its place
     source.start()
     return source
 
@@ -192,7 +192,7 @@ def test_a_list_comes_in_pages_and_says_when_it_is_complete() -> None:
 def test_a_continuation_that_expired_begins_again() -> None:
     api = FakeApi()
     api.lists = [listing(pod("a", 1), **{"continue": "more"}), Expired("too old"), listing(pod("a", 1), pod("b", 2))]
-    found = [item["metadata"]["name"] for items, _ in pages(api, "/api/v1/pods") for item in items]  # type: ignore[arg-type]
+    found = [item["metadata"]["name"] for items, _ in pages(api, "/api/v1/pods") for item in items]  # type: ignore[arg-type]  # a fake in its place
     assert found == ["a", "a", "b"]
 
 
@@ -270,14 +270,14 @@ class Counting:
 
 def test_many_pods_are_read_by_one_list() -> None:
     api = Counting(100)
-    cluster = Cluster(api, GcClock(), None)  # type: ignore[arg-type]
+    cluster = Cluster(api, GcClock(), None)  # type: ignore[arg-type]  # a fake in its place
     keys = {("d", f"p{n}") for n in range(50, 150)}
     found = cluster.workloads(keys)
     assert (api.gets, api.lists) == (0, 1)
     assert {key for key in keys if found.pod(key) is not None} == {("d", f"p{n}") for n in range(50, 100)}
     cluster.workloads({("d", "p1")})
     assert (api.gets, api.lists) == (0, 1), "a list of this moment serves the next group too"
-    cluster.clock.advance(10)  # type: ignore[attr-defined]
+    cluster.clock.advance(10)  # type: ignore[attr-defined]  # of this test's store
     cluster.workloads({("d", "p1")})
     assert (api.gets, api.lists) == (1, 1)
 
@@ -285,7 +285,7 @@ def test_many_pods_are_read_by_one_list() -> None:
 def test_pods_that_cannot_be_read_are_not_absent() -> None:
     from calico_gc.decide import UNREADABLE
 
-    cluster = Cluster(Counting(1, StoreUnavailable("away")), GcClock(), None)  # type: ignore[arg-type]
+    cluster = Cluster(Counting(1, StoreUnavailable("away")), GcClock(), None)  # type: ignore[arg-type]  # a fake in its place
     assert cluster.workloads({("d", "p0")}).pod(("d", "p0")) is UNREADABLE
     assert cluster.workloads(set()).pod(("d", "other")) is UNREADABLE, "what was not asked for is not absent either"
 
@@ -293,7 +293,7 @@ def test_pods_that_cannot_be_read_are_not_absent() -> None:
 def test_nodes_that_cannot_be_read_are_unknown() -> None:
     from calico_gc.decide import Standing
 
-    cluster = Cluster(Counting(1, StoreUnavailable("away")), GcClock(), None)  # type: ignore[arg-type]
+    cluster = Cluster(Counting(1, StoreUnavailable("away")), GcClock(), None)  # type: ignore[arg-type]  # a fake in its place
     assert cluster.nodes(["n"])["n"].standing is Standing.UNKNOWN
 
 

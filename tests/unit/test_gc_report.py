@@ -57,7 +57,7 @@ def test_the_gate_stops_what_a_dry_run_would_write() -> None:
     world = busy_world(dry_run=True)
     assert isinstance(world.store, Observed)
     world.store.writes.clear()
-    world.worker.preview = world.worker.run  # type: ignore[method-assign]
+    world.worker.preview = world.worker.run  # type: ignore[method-assign]  # a fake in its place
     world.start()
     world.run(1800)
     assert world.store.writes == []

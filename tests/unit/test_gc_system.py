@@ -274,9 +274,9 @@ def test_labels_are_copied() -> None:
     world.node("n", {"label1": "new"})
     world.settle()
     assert labels() == {"label1": "new", "mine": "yes"}
-    writes = len(world.store.writes)  # type: ignore[attr-defined]
+    writes = len(world.store.writes)  # type: ignore[attr-defined]  # of this test's store
     world.run(700)
-    assert len(world.store.writes) == writes, "nothing differs, nothing is written"  # type: ignore[attr-defined]
+    assert len(world.store.writes) == writes, "nothing differs, nothing is written"  # type: ignore[attr-defined]  # of this test's store
 
 
 # --- the special cases of §12 -----------------------------------------------------------------------------------------
@@ -404,7 +404,7 @@ def test_an_address_that_was_free_already_is_not_counted() -> None:
             commit(Update(world.store.get(key), freed))
         return commit(*writes)
 
-    world.store.commit = first_others  # type: ignore[method-assign]
+    world.store.commit = first_others  # type: ignore[method-assign]  # a fake in its place
     world.run(10)
     assert entry.value != freed
     assert holders(world, CIDR) == {}
