@@ -97,7 +97,10 @@ POOLS = (
     ({"cidr": "fd00::/123"}, False),
     ({"cidr": "fd00::/122"}, True),
     ({**POOL, "nodeSelector": "global()"}, False),
-    ({**POOL, "nodeSelector": "zone == 'a'", "namespaceSelector": "team == 'b'"}, False),  # for tunnels, too
+    (
+        {**POOL, "nodeSelector": "zone == 'a'", "namespaceSelector": "team == 'b'"},
+        True,
+    ),  # though its default is tunnels, too
     ({**POOL, "allowedUses": ["Workload"], "namespaceSelector": "team == 'b'"}, True),
     ({**POOL, "allowedUses": ["Workload"], "namespaceSelector": "global()"}, False),
     ({**POOL, "allowedUses": ["Workload", "Tunnel"], "namespaceSelector": "team == 'b'"}, False),
