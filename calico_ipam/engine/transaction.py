@@ -78,10 +78,10 @@ def write_assignment(
         found = _look_up(engine, update, ordinals, holding, error)
         if found is not None:
             return found
-        _take_back(engine, holding, len(ordinals), error)
+        _take_back(engine, holding, {after.cidr: len(ordinals)}, error, capped=cap > 0)
         raise Conflict(str(update.key), "the answer to the write was lost, and it had not been done") from error
     except IPAMError as error:
-        _take_back(engine, holding, len(ordinals), error)
+        _take_back(engine, holding, {after.cidr: len(ordinals)}, error, capped=cap > 0)
         raise
     return Written(stored[-1], Holding(holding.key, stored[0]) if holding is not None else None)
 
@@ -114,13 +114,15 @@ def _look_up(
     return Written(found, Holding(holding.key, handle))
 
 
-def _take_back(engine: Engine, before: Holding | None, number: int, error: IPAMError) -> None:
+def _take_back(
+    engine: Engine, before: Holding | None, counted: Mapping[Network, int], error: IPAMError, *, capped: bool
+) -> None:
     """Undo a handle that was counted up for a block write that did not happen, if it is known that it was.
 
-    Only the very count that our commit is told to have made is taken back, and only while nobody has changed the handle
-    since: one whose own answer was lost may be the work of somebody else, and one that was changed may have been
-    corrected already (:mod:`cap`). What stays then, or when this fails, counts too many, and readers, the next release
-    and the collector cope with that; a handle that counts too few loses an address.
+    Only the very count that our commit is told to have made is taken back: one whose own answer was lost may be the
+    work of somebody else. Where somebody changed the handle since, ours is taken off what it counts now, unless it is
+    ``capped``: then it may have been corrected away already (:mod:`cap`). What stays, or when this fails, counts too
+    many, and readers, the next release and the collector cope with that; a handle that counts too few loses an address.
     """
     loss = lost(error)
     if before is None or loss is None or not loss.applied:
@@ -129,8 +131,15 @@ def _take_back(engine: Engine, before: Holding | None, number: int, error: IPAME
     now = loss.applied[0]
     try:
         engine.store.commit(Delete(now) if before.entry is None else Update(now, before.value))
+    except NotFound:
+        log.debug("handle %s is gone, and what was counted with it", before.key.id)
+    except Conflict as conflict:
+        if capped:
+            log.info("handle %s was changed meanwhile and may count too many: %s", before.key.id, conflict)
+        else:
+            count_down_quietly(engine, before.key, counted)
     except IPAMError as failure:
-        log.warning("handle %s may count %d too many: it could not be undone: %s", before.key.id, number, failure)
+        log.warning("handle %s counts too many: it could not be undone: %s", before.key.id, failure)
 
 
 def count_down_quietly(engine: Engine, key: HandleKey, released: Mapping[Network, int]) -> None:
