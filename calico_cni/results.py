@@ -201,7 +201,7 @@ def parse_result(document: Mapping[str, Any], configured: str) -> Result:
             return _read_oldest(document)
         if version in MIDDLE or version in NEWER:
             return _read_newer(document)
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError) as error:
         raise CNIError(str(error), "It stands in a result of a plugin, which cannot be used.") from None
     raise CNIError(f"unsupported CNI result version {go_quote(str(version))}")
 
@@ -215,21 +215,21 @@ def _read_oldest(document: Mapping[str, Any]) -> Result:
     ips: list[ResultIP] = []
     routes: list[ResultRoute] = []
     for key in ("ip4", "ip6"):
-        entry = document.get(key)
+        entry = _object(document, key)
         if entry:
             ips.append(ResultIP(_interface(entry.get("ip")), _text(entry.get("gateway"))))
-            routes += [_read_route(route) for route in entry.get("routes") or ()]
+            routes += [_read_route(route) for route in _objects(entry, "routes")]
     return Result(ips=tuple(ips), routes=tuple(routes), dns=_read_dns(document))
 
 
 def _read_newer(document: Mapping[str, Any]) -> Result:
     return Result(
-        interfaces=tuple(_read_interface(entry) for entry in document.get("interfaces") or ()),
+        interfaces=tuple(_read_interface(entry) for entry in _objects(document, "interfaces")),
         ips=tuple(
             ResultIP(_interface(entry.get("address")), _text(entry.get("gateway")), _index(entry.get("interface")))
-            for entry in document.get("ips") or ()
+            for entry in _objects(document, "ips")
         ),
-        routes=tuple(_read_route(entry) for entry in document.get("routes") or ()),
+        routes=tuple(_read_route(entry) for entry in _objects(document, "routes")),
         dns=_read_dns(document),
     )
 
@@ -257,13 +257,8 @@ def _read_route(entry: Mapping[str, Any]) -> ResultRoute:
 
 
 def _read_dns(document: Mapping[str, Any]) -> DNS:
-    dns = document.get("dns") or {}
-    return DNS(
-        _texts(dns.get("nameservers")),
-        _text(dns.get("domain")),
-        _texts(dns.get("search")),
-        _texts(dns.get("options")),
-    )
+    dns = _object(document, "dns")
+    return DNS(_texts(dns, "nameservers"), _text(dns.get("domain")), _texts(dns, "search"), _texts(dns, "options"))
 
 
 def _cidr(value: Any) -> str:
@@ -289,8 +284,30 @@ def _text(value: Any) -> str:
     return value
 
 
-def _texts(value: Sequence[Any] | None) -> tuple[str, ...]:
-    return tuple(_text(entry) for entry in value or ())
+def _texts(owner: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    return tuple(_text(entry) for entry in _list(owner, key))
+
+
+def _list(owner: Mapping[str, Any], key: str) -> Sequence[Any]:
+    value = owner.get(key)
+    if value is not None and not isinstance(value, list):
+        raise TypeError(f"{key} is no list but {value!r}")
+    return value or ()
+
+
+def _objects(owner: Mapping[str, Any], key: str) -> Sequence[Mapping[str, Any]]:
+    found = _list(owner, key)
+    for entry in found:
+        if not isinstance(entry, Mapping):
+            raise TypeError(f"{key} holds {entry!r}, which is no object")
+    return found
+
+
+def _object(owner: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    value = owner.get(key)
+    if value is not None and not isinstance(value, Mapping):
+        raise TypeError(f"{key} is no object but {value!r}")
+    return value or {}
 
 
 def _index(value: Any) -> int | None:

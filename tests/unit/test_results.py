@@ -169,6 +169,8 @@ def test_routes_of_the_oldest_shape_come_ipv4_first() -> None:
         {"ips": [{"address": "nothing"}]},
         {"ips": [{}]},
         {"ips": "x"},
+        {"ips": 5},
+        {"ips": {"address": "10.0.0.1/24"}},
         {"ips": [1]},
         {"ips": [{"address": "10.0.0.1/24", "interface": "eth0"}]},
         {"routes": [{}]},
@@ -179,5 +181,6 @@ def test_routes_of_the_oldest_shape_come_ipv4_first() -> None:
     ],
 )
 def test_what_cannot_be_read_is_an_error(document: dict[str, Any]) -> None:
-    with pytest.raises(CNIError):
+    with pytest.raises(CNIError) as caught:
         parse_result({"cniVersion": "1.0.0", **document}, "")
+    assert "object has no attribute" not in caught.value.message and "not iterable" not in caught.value.message
