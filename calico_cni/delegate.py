@@ -10,7 +10,7 @@ import errno
 import stat
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from calico_cni import gojson
 from calico_cni.context import Call, Context, Finished
@@ -29,8 +29,10 @@ from calico_cni.protocol import (
     declared_version,
     go_quote,
 )
-from calico_cni.results import Result, parse_result
-from calico_ipam.datastore.api import Datastore
+
+if TYPE_CHECKING:
+    from calico_cni.results import Result
+    from calico_ipam.datastore.api import Datastore
 
 #: Seconds that another plugin may take; longer than calico-ipam's lock and deadline together.
 TIMEOUT = 200.0
@@ -79,6 +81,8 @@ class IPAMDelegate:
 
     def result_of(self, text: str) -> Result:
         """Return the result that the plugin printed. Raises CNIError."""
+        from calico_cni.results import parse_result
+
         return parse_result(_document(text), declared_version(self._call.conf.document))
 
     def delete(self) -> None:

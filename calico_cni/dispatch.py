@@ -9,7 +9,7 @@ from typing import Any
 
 from calico_cni import netconf, protocol
 from calico_cni.context import Answer, Call, Context, Verb
-from calico_cni.dataplane.api import DataplaneError
+from calico_cni.dataplane.errors import DataplaneError
 from calico_cni.errors import BAD_ENVIRONMENT, BAD_NETNS, CNIError, cni_error
 from calico_cni.logs import IPAM, PLUGIN, Log
 from calico_cni.protocol import ADD, CALICO_IPAM, CHECK, DEL, GC, STATUS, Request, Response

@@ -11,35 +11,11 @@ from enum import Enum
 from ipaddress import IPv4Interface, IPv4Network, IPv6Interface, IPv6Network
 from typing import Protocol
 
+from .errors import AddressInUse as AddressInUse  # the names belong to this page, too
+from .errors import DataplaneError as DataplaneError
+
 Interface = IPv4Interface | IPv6Interface
 RouteTarget = IPv4Network | IPv6Network
-
-
-class DataplaneError(Exception):
-    """A link, address, route or sysctl could not be had as asked. ``str()`` is upstream's text where it has one.
-
-    ``hint``: one sentence that says what to do. ``left_behind``: a link of this request still stands although it was
-    to be undone, so its address must not be given to anybody else (rulings 5).
-    """
-
-    def __init__(self, message: str, *, hint: str = "", left_behind: bool = False) -> None:
-        super().__init__(message)
-        self.hint = hint
-        self.left_behind = left_behind
-
-
-class AddressInUse(DataplaneError):
-    """The host routes ``address`` to another link that may be alive (``projectcalico/calico#8180``).
-
-    ``device``: the link that was to have the route; ``holder``: the one that has it, from which the caller can tell
-    whose it is. The route was not touched.
-    """
-
-    def __init__(self, message: str, *, address: str, device: str, holder: str, hint: str = "") -> None:
-        super().__init__(message, hint=hint)
-        self.address = address
-        self.device = device
-        self.holder = holder
 
 
 class Peer(Enum):

@@ -137,6 +137,13 @@ def loaded(modules: set[str], name: str) -> bool:
     return any(module == name or module.startswith(f"{name}.") for module in modules)
 
 
+@pytest.mark.parametrize("program", ["calico", "calico-ipam"])
+def test_status_loads_neither_links_nor_results(program: str, netconf: dict[str, Any]) -> None:
+    modules = run(program, environ=attachment("STATUS"), stdin=netconf).modules
+    assert "calico_cni.dispatch" in modules
+    assert not {"calico_cni.dataplane.api", "calico_cni.results", "subprocess"} & modules
+
+
 @pytest.mark.parametrize(("program", "verb", "allowed"), LOADS)
 def test_modules_by_verb(program: str, verb: str, allowed: set[str], netconf: dict[str, Any]) -> None:
     done = run(f"/opt/cni/bin/{program}", environ=attachment(verb), stdin=netconf)
