@@ -13,7 +13,12 @@ from pathlib import Path
 from calico_cni import timers
 from calico_cni.logs import Log
 
-_POLL = 0.01  # seconds; short, because upstream's plugin waits inside flock(2) and would otherwise always be first
+# Seconds between two tries. Short at first, because upstream's plugin waits inside flock(2) and would otherwise always
+# be first; longer after a while, because each try costs a quarter of a millisecond: a hundred pods of a node that has
+# just started would spend more of its processors on asking than on allocating.
+_POLL = 0.01
+_EAGER = 1.0
+_SLOW_POLL = 0.05
 
 
 @contextmanager
@@ -26,7 +31,10 @@ def host_lock(path: str, log: Log, patience: float = timers.LOCK) -> Iterator[No
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         # Without flock there is no lock: a marker file would exclude nobody of upstream's, and outlive a kill -9.
         lock = UnixFileLock(path, mode=0o644, fallback_to_soft=False)
-        lock.acquire(timeout=patience, poll_interval=_POLL)
+        try:
+            lock.acquire(timeout=min(patience, _EAGER), poll_interval=_POLL)
+        except Timeout:
+            lock.acquire(timeout=max(0.0, patience - _EAGER), poll_interval=_SLOW_POLL)
     except Timeout:
         log.warning("The host-wide lock is still held by another process; going on without it", file=path)
     except (OSError, NotImplementedError) as error:

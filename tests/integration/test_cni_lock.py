@@ -70,6 +70,23 @@ def test_a_lock_that_stays_held_is_gone_without_after_the_wait(tmp_path: Path) -
     assert "still held by another process; going on without it" in stderr.getvalue()
 
 
+def test_waiting_costs_next_to_nothing(tmp_path: Path) -> None:
+    """A node that starts has a hundred calls in line: were they busy asking, none would get on."""
+    lock = tmp_path / "ipam.lock"
+    seconds = 4.0
+    descriptor = os.open(lock, os.O_CREAT | os.O_RDWR)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        before = time.process_time()
+        with host_lock(str(lock), Log(IPAM), patience=1.0):
+            eager = time.process_time() - before
+        with host_lock(str(lock), Log(IPAM), patience=seconds):
+            patient = time.process_time() - before - eager
+    finally:
+        os.close(descriptor)
+    assert patient < eager * 3, "the longer wait asks as often as the short one"
+
+
 def test_the_lock_is_free_again_and_its_file_stays(tmp_path: Path) -> None:
     lock = tmp_path / "ipam.lock"
     with host_lock(str(lock), Log(IPAM)):
