@@ -15,6 +15,8 @@ export PATH := $(PATH):/usr/sbin:/sbin:/usr/local/go/bin
 export CALICO_IPAM_CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/calico-ipam
 CNITOOL_VERSION := v1.3.0
 CNITOOL := $(CALICO_IPAM_CACHE)/cnitool-$(CNITOOL_VERSION)/cnitool
+CRICTL_VERSION := v1.34.0
+CRICTL := $(CALICO_IPAM_CACHE)/crictl-$(CRICTL_VERSION)/crictl
 
 # Folders of tests/ that `make test` runs. Benchmarks (scale) are `make bench`.
 SUITE ?= unit property golden replay integration netns e2e
@@ -23,7 +25,7 @@ JOBS ?= $(shell nproc)
 # More arguments for pytest: make test SUITE=unit ARGS="-k selector"
 ARGS ?=
 
-.PHONY: help demo test lint format bench clean venv cnitool kube-apiserver
+.PHONY: help demo test lint format bench clean venv cnitool crictl kube-apiserver
 
 help:
 	@echo 'make demo                     wire two network namespaces with our plugins and ping across (root)'
@@ -52,7 +54,7 @@ $(INSTALLED): pyproject.toml
 demo: venv
 	@$(BIN)/python scripts/demo.py
 
-test: venv cnitool kube-apiserver
+test: venv cnitool crictl kube-apiserver
 	@scripts/prerequisites test || true
 	$(BIN)/pytest --numprocesses=$(JOBS) --dist=worksteal $(ARGS) $(addprefix tests/,$(SUITE))
 
@@ -77,6 +79,16 @@ cnitool:
 	    GOBIN=$(dir $(CNITOOL)) go install github.com/containernetworking/cni/cnitool@$(CNITOOL_VERSION) \
 	        || echo 'cnitool could not be built; its tests will skip'; \
 	fi
+
+# crictl does the kubelet's part in tests/e2e: pod sandboxes of containerd. Built once, about two minutes.
+crictl:
+ifneq (,$(filter e2e,$(SUITE)))
+	@if [[ ! -x $(CRICTL) ]] && command -v go >/dev/null; then \
+	    echo 'building crictl $(CRICTL_VERSION) into $(dir $(CRICTL))'; \
+	    GOBIN=$(dir $(CRICTL)) go install sigs.k8s.io/cri-tools/cmd/crictl@$(CRICTL_VERSION) \
+	        || echo 'crictl could not be built; its tests will skip'; \
+	fi
+endif
 
 # A real API server for the Kubernetes datastore's tests: built once, about six minutes. Only for suites that use it.
 kube-apiserver:

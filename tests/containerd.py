@@ -25,11 +25,11 @@ import pytest
 #: In containerd's view of the file system.
 SOCKET = "/run/containerd/containerd.sock"
 
-#: The shell of the private view: $1 scratch folder, $2 network configurations, $3 plugins, $4 containerd's config.
+#: The shell of the private view: $1 scratch folder, $2 network configurations, $3 plugins, then what to become.
 #: /etc and /opt become overlays whose upper layers are in memory, so that the two mount points can be made.
 #: /run/containerd is private as well: runc and the shims keep state there by the name of the container, and the socket
 #: must have a short path.
-_ENTER = """
+PRIVATE_VIEW = """
 set -eu
 mount -t tmpfs none "$1/upper"
 for place in etc opt; do
@@ -40,8 +40,11 @@ mkdir -p /etc/cni/net.d /opt/cni/bin /run/containerd
 mount -t tmpfs none /run/containerd
 mount --bind "$2" /etc/cni/net.d
 mount --bind "$3" /opt/cni/bin
-exec containerd --config "$4"
+shift 3
+exec "$@"
 """
+#: Ending the first process of these namespaces ends all the others.
+ISOLATED = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "--propagation=private")
 
 
 def wait_until(what: str, condition: Callable[[], object], *, seconds: float = 30.0) -> None:
@@ -138,11 +141,7 @@ def busybox_rootfs(folder: Path) -> Path:
 @contextmanager
 def started(folder: Path, *, configurations: Path, plugins: Path) -> Iterator[Containerd]:
     """Start containerd with ``configurations`` as /etc/cni/net.d and ``plugins`` as /opt/cni/bin."""
-    if os.geteuid() != 0:
-        pytest.skip("containerd needs root")
-    for program in ("containerd", "ctr", "runc", "nsenter", "unshare"):
-        if shutil.which(program) is None:
-            pytest.skip(f"no {program}: apt-get install containerd runc util-linux")
+    need_containerd()
     (folder / "upper").mkdir(parents=True)
     config = folder / "config.toml"
     # The CRI plugin would want images and cgroup settings of a cluster; `ctr` needs none of it.
@@ -155,10 +154,10 @@ def started(folder: Path, *, configurations: Path, plugins: Path) -> Iterator[Co
     # Also the name of a control group of the host, and short: a host link is named by the first eleven characters of
     # "<namespace>-<container>".
     namespace = f"t{token_hex(2)}"
-    isolated = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "--propagation=private"]
+    view = ["bash", "-c", PRIVATE_VIEW, "enter", str(folder), str(configurations), str(plugins)]
     with log.open("w") as output:
         process = subprocess.Popen(
-            [*isolated, "bash", "-c", _ENTER, "enter", str(folder), str(configurations), str(plugins), str(config)],
+            [*ISOLATED, *view, "containerd", "--config", str(config)],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
@@ -168,22 +167,41 @@ def started(folder: Path, *, configurations: Path, plugins: Path) -> Iterator[Co
         def inside() -> list[int]:
             """Return the first process of the namespaces once containerd, which it becomes, listens there."""
             assert process.poll() is None, f"containerd ended: {log.read_text()[-2000:]}"
-            return [pid for pid in _children(process.pid) if Path(f"/proc/{pid}/root{SOCKET}").exists()]
+            return [pid for pid in children(process.pid) if Path(f"/proc/{pid}/root{SOCKET}").exists()]
 
         wait_until("containerd listens", inside)
         (first,) = inside()
         yield Containerd(folder, first, namespace)
     finally:
-        for child in _children(process.pid):
-            os.kill(child, signal.SIGKILL)  # the first of its process namespace: all the others end with it
-        process.wait(timeout=30)
-        for group in (*Path("/sys/fs/cgroup").glob(f"*/{namespace}"), *Path("/sys/fs/cgroup").glob(namespace)):
-            for container in [path for path in group.iterdir() if path.is_dir()]:
-                container.rmdir()
-            group.rmdir()
+        end(process)
+        remove_control_groups(namespace)
 
 
-def _children(parent: int) -> list[int]:
+def need_containerd() -> None:
+    """Skip where containerd, or what it takes to isolate it, is absent."""
+    if os.geteuid() != 0:
+        pytest.skip("containerd needs root")
+    for program in ("containerd", "ctr", "runc", "nsenter", "unshare"):
+        if shutil.which(program) is None:
+            pytest.skip(f"no {program}: apt-get install containerd runc util-linux")
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End the namespaces of an ``unshare --fork`` and everything in them."""
+    for child in children(process.pid):
+        os.kill(child, signal.SIGKILL)  # the first of its process namespace: all the others end with it
+    process.wait(timeout=30)
+
+
+def remove_control_groups(name: str) -> None:
+    """Remove a control group of the host, in every hierarchy, with the groups of its dead containers."""
+    for group in (*Path("/sys/fs/cgroup").glob(f"*/{name}"), *Path("/sys/fs/cgroup").glob(name)):
+        for container in [path for path in group.iterdir() if path.is_dir()]:
+            container.rmdir()
+        group.rmdir()
+
+
+def children(parent: int) -> list[int]:
     processes = (entry for entry in Path("/proc").iterdir() if entry.name.isdigit())
     return [int(entry.name) for entry in processes if _parent(entry / "stat") == parent]
 
