@@ -43,6 +43,13 @@ _SHOWN = 20
 @click.option("--include-unattributed", is_flag=True, help="Also addresses that are nobody's in particular.")
 @click.option("--lock", "locked", is_flag=True, help="Lock the datastore meanwhile; no pod starts or stops then.")
 @click.option("--kubeconfig", metavar="FILE", help="Where Services are looked up when the data is in etcd.")
+@click.option("--host", is_flag=True, help="A host without Kubernetes: its container runtime says who lives.")
+@click.option(
+    "--host-runtime",
+    metavar="COMMAND",
+    default="",
+    help="With --host: lists the runtime's containers, one a line. Default: $GC_HOST_RUNTIME, else libcni's memory.",
+)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--dry-run", is_flag=True, help="Show the plan and write nothing.")
 @common_options
@@ -57,6 +64,8 @@ def gc(
     include_unattributed: bool,
     locked: bool,
     kubeconfig: str | None,
+    host: bool,
+    host_runtime: str,
     yes: bool,
     dry_run: bool,
 ) -> None:
@@ -68,6 +77,13 @@ def gc(
     from calico_ipam.ctl.check import services_of, survey_twice
     from calico_ipam.ctl.version import check_version
 
+    if host:
+        from calico_ipam.ctl.gc_host import APART, collect_on_host
+
+        apart = APART if confirm_after is None else max(1, round(confirm_after))
+        runtime = host_runtime or session.environ.get("GC_HOST_RUNTIME", "")
+        collect_on_host(session, runtime=runtime, apart=apart, dry_run=dry_run)
+        return
     check_version(session, writes=not dry_run)
     services, skipped = services_of(session, kubeconfig)
     if skipped and not skipped.startswith("No configuration") and not session.wants_document:

@@ -136,7 +136,9 @@ class Sources:
             raise NoAnswer(f"processes cannot be listed: {error.strerror}") from None
         for process in processes:
             try:
-                namespace = (process / "ns" / "net").stat().st_ino
+                # Not of ns/net, which security modules guard for some processes even against root: the files below
+                # net are others in each namespace, too.
+                namespace = (process / "net" / "fib_trie").stat().st_ino
                 if namespace in seen:
                     continue
                 found.update(_four((process / "net" / "fib_trie").read_text(encoding="ascii")))
