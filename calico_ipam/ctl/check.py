@@ -166,15 +166,10 @@ def _upstream_words(
     session: Session, survey: Survey, *, show_all: bool, show_problems: bool, found: list[Finding]
 ) -> None:
     from calico_ipam.ctl.check_text import lines
-    from calico_ipam.errors import NotFound
-    from calico_ipam.model.keys import ResourceKey
-    from calico_ipam.model.resource import CLUSTER_INFORMATION
+    from calico_ipam.engine.survey import CLUSTER
 
     if survey.cluster is None:
-        raise NotFound(
-            str(ResourceKey(CLUSTER_INFORMATION, "default")), hint="'ipamctl init' makes the cluster's information."
-        )
-    del session
+        session.store.get(CLUSTER)  # in the words of the datastore
     for line in lines(survey, show_all=show_all, show_problems=show_problems, found=found):
         say(line)
 

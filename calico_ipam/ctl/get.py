@@ -197,7 +197,8 @@ def resources_of(session: Session, *, prefix: str = "", writes: bool = False) ->
         raise Told(
             str(error), exact=f"Failed to create Calico API client: {error}", hint=error.hint, on_stdout=True
         ) from None
-    return Resources(engine, stored_configuration=session.compat and session.store.capabilities.atomic)
+    atomic = session.store.capabilities.atomic
+    return Resources(engine, stored_configuration=session.compat and atomic, server_rules=session.compat and not atomic)
 
 
 def _look_up(
@@ -263,7 +264,8 @@ def _write(session: Session, form: str, found: Sequence[Found], *, export: bool,
             for resource in each.resources:
                 click.echo(f"{each.kind.aliases[0]}/{resource.name}")
         return
-    contents: list[Any] = [_content(each, export=export) for each in found]
+    shown = found if session.store.capabilities.atomic else [_with_upstream_uids(each) for each in found]
+    contents: list[Any] = [_content(each, export=export) for each in shown]
     if name in ("go-template", "go-template-file"):
         _template(session, name, value, contents)
         return
@@ -276,6 +278,22 @@ def _write(session: Session, form: str, found: Sequence[Found], *, export: bool,
         click.echo(formats.as_json(one), nl=session.for_people)
     else:
         click.echo(formats.as_yaml(one), nl=False)
+
+
+def _with_upstream_uids(found: Found) -> Found:
+    """Return a result with the UIDs that calicoctl shows of custom resources: those of the API server, bits reversed."""
+    from dataclasses import replace
+
+    from calico_ipam.model.names import convert_uid
+
+    if found.kind.ours or found.kind.name in ("Node", "WorkloadEndpoint"):
+        return found
+    converted = []
+    for each in found.resources:
+        uid = each.metadata.get("uid")
+        metadata = {**each.metadata, **({"uid": convert_uid(str(uid))} if uid else {})}
+        converted.append(replace(each, document={**each.document, "metadata": metadata}))
+    return replace(found, resources=converted)
 
 
 def _content(found: Found, *, export: bool) -> Any:

@@ -12,6 +12,7 @@ from calico_ipam.ctl.failures import Told
 from calico_ipam.engine import check
 from calico_ipam.errors import InvalidInput
 from calico_ipam.model.addresses import Address, parse_address
+from calico_ipam.model.names import convert_uid
 
 if TYPE_CHECKING:
     from calico_ipam.datastore.api import Entry
@@ -30,7 +31,7 @@ def document(survey: Survey, version: str, cluster: Entry) -> dict[str, Any]:
     }
     used = check.handle_use(survey)
     stray = [
-        {"ID": handle, "UID": entry.uid or None, "Revision": entry.revision}
+        {"ID": handle, "UID": convert_uid(entry.uid) if entry.uid else None, "Revision": entry.revision}
         for handle, entry in sorted(survey.handles.items())
         if not used.of(handle)
     ]

@@ -7,9 +7,10 @@ import uuid
 
 from calico_ipam.datastore.api import Create, Entry, Update
 from calico_ipam.engine.world import Engine
-from calico_ipam.errors import AlreadyExists, IPAMError, NotSupported
+from calico_ipam.errors import AlreadyExists, IPAMError, NotFound, NotSupported
 from calico_ipam.model.keys import ResourceKey
 from calico_ipam.model.resource import CLUSTER_INFORMATION, Resource
+from calico_ipam.model.timestamps import format_time
 
 log = logging.getLogger(__name__)
 
@@ -25,11 +26,11 @@ def initialise(engine: Engine, *, kubernetes: bool) -> None:
     _ensure_cluster(engine, kubernetes=kubernetes)
     for name, order, action in TIERS:
         spec = {"order": order, "defaultAction": action}
-        document = {**Resource.new(TIER, name, spec).document, "status": {}}
+        document = {**Resource.new(TIER, name, spec).document, **({} if kubernetes else {"status": {}})}
         try:
-            engine.store.commit(Create(ResourceKey(TIER, name), Resource(TIER, name, document)))
-        except (AlreadyExists, NotSupported):
-            continue
+            engine.store.commit(Create(ResourceKey(TIER, name), stamped(engine, Resource(TIER, name, document))))
+        except (AlreadyExists, NotSupported, NotFound):
+            continue  # it is there, or this cluster has no tiers
 
 
 def _ensure_cluster(engine: Engine, *, kubernetes: bool) -> None:
@@ -39,7 +40,8 @@ def _ensure_cluster(engine: Engine, *, kubernetes: bool) -> None:
     stored = engine.store.read(CLUSTER).entry(CLUSTER)
     if stored is None:
         try:
-            engine.store.commit(Create(CLUSTER, Resource.new(CLUSTER_INFORMATION, "default", spec)))
+            made = Resource.new(CLUSTER_INFORMATION, "default", spec)
+            engine.store.commit(Create(CLUSTER, stamped(engine, made)))
         except AlreadyExists:
             return
     elif not stored.value.spec.get("clusterGUID"):
@@ -51,6 +53,15 @@ def _complete(engine: Engine, stored: Entry, spec: dict[str, object]) -> None:
     engine.store.commit(
         Update(stored, stored.value.with_spec({**spec, **stored.value.spec, "clusterGUID": spec["clusterGUID"]}))
     )
+
+
+def stamped(engine: Engine, resource: Resource) -> Resource:
+    """Return a new resource with its creation time, which upstream keeps beside the API server's own; stores of texts
+    add it by themselves."""
+    if engine.store.capabilities.atomic:
+        return resource
+    metadata = {**resource.metadata, "creationTimestamp": format_time(engine.clock.now())}
+    return Resource(resource.kind, resource.name, {**resource.document, "metadata": metadata}, resource.namespace)
 
 
 def initialise_quietly(engine: Engine, *, kubernetes: bool) -> None:

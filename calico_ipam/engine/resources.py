@@ -13,6 +13,7 @@ from typing import Any
 
 from calico_ipam.datastore.api import Create, Delete, Entry, Update, Write
 from calico_ipam.engine import pools
+from calico_ipam.engine.initialise import stamped
 from calico_ipam.engine.world import CONFIG, POOLS, Engine
 from calico_ipam.errors import AlreadyExists, Conflict, InvalidInput, NotFound, NotSupported, RefusedError
 from calico_ipam.model.config import IPAMConfig
@@ -48,6 +49,7 @@ class Resources:
 
     engine: Engine
     stored_configuration: bool = False
+    server_rules: bool = False  #: what the API server checks is left to it, and told in its words
 
     # --- reading ---------------------------------------------------------------------------------------------
 
@@ -105,7 +107,7 @@ class Resources:
             self.engine.store.commit(Create(CONFIG, settings_of(resource.spec)))
             return resource
         try:
-            self.engine.store.commit(Create(ResourceKey(kind, name, namespace), resource))
+            self.engine.store.commit(Create(ResourceKey(kind, name, namespace), stamped(self.engine, resource)))
         except AlreadyExists as error:
             raise AlreadyExists(
                 str(ResourceKey(kind, name, namespace)), error.reason, hint="'ipamctl apply' or 'replace' changes it."
@@ -125,11 +127,11 @@ class Resources:
             request = PoolRequest.from_document(document)
             snapshot = self.engine.store.read(POOLS, Blocks())
             existing, _ = parse_pools(entry.value for entry in snapshot.listing(POOLS))
-            cidr = check_new_pool(request, existing)
+            cidr = check_new_pool(request, existing, schema=not self.server_rules)
             with suppress(NotSupported):
                 check_existing_blocks(request, cidr, pools.block_cidrs(snapshot.listing(Blocks())))
             return request.resource(cidr)
-        check_resource(kind, document)
+        check_resource(kind, document, schema=not self.server_rules)
         content = {
             "kind": kind,
             "apiVersion": "projectcalico.org/v3",
@@ -176,9 +178,9 @@ class Resources:
         metadata |= {key: given[key] for key in ("labels", "annotations") if given.get(key)}
         if kind == IP_POOL:
             request = PoolRequest.from_document(document)
-            spec: Mapping[str, Any] = request.resource(check_changed_pool(request, before)).spec
+            spec: Mapping[str, Any] = request.resource(check_changed_pool(request, before, schema=not self.server_rules)).spec
         else:
-            check_resource(kind, document)
+            check_resource(kind, document, schema=not self.server_rules)
             spec = mapping(document.get("spec"))
         return Resource(
             kind, before.name, {**before.document, "metadata": metadata, "spec": dict(spec)}, before.namespace

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from calico_ipam.datastore.api import Create, Delete, Entry, Update
+from calico_ipam.engine.initialise import stamped
 from calico_ipam.engine.world import POOLS, Engine
 from calico_ipam.errors import AlreadyExists, Conflict, InvalidInput, NotFound
 from calico_ipam.model.addresses import WIDTH, Network, blocks_in
@@ -63,7 +64,7 @@ def plan(engine: Engine, number: int, *, name: str = "", cidr: str = "") -> Spli
     left = _leftovers(stored, number, name)
     if left is not None:
         return left
-    resource = _find(stored, name=name, cidr=cidr)
+    resource = _find(engine, stored, name=name, cidr=cidr)
     pool = Pool.from_resource(resource)
     parts = parts_of(pool.cidr, number)
     if parts[0].prefixlen > pool.block_size:
@@ -104,11 +105,15 @@ def _leftovers(stored: Mapping[str, Resource], number: int, name: str) -> SplitP
     return SplitPlan(name, parts[0][1], tuple(parts), {}, frozenset(names), old_exists=False)
 
 
-def _find(stored: Mapping[str, Resource], *, name: str, cidr: str) -> Resource:
+def _find(engine: Engine, stored: Mapping[str, Resource], *, name: str, cidr: str) -> Resource:
     if name:
         if name in stored:
             return stored[name]
-        raise NotFound(str(ResourceKey(IP_POOL, name)), hint=f"Known pools: {', '.join(sorted(stored)) or 'none'}.")
+        try:
+            return engine.store.get(ResourceKey(IP_POOL, name)).value  # type: ignore[no-any-return]  # a key of a Resource
+        except NotFound as error:
+            error.hint = f"Known pools: {', '.join(sorted(stored)) or 'none'}."
+            raise
     for resource in stored.values():
         if str(resource.spec.get("cidr")) == cidr:
             return resource
@@ -127,7 +132,7 @@ def carry_out(engine: Engine, wanted: SplitPlan) -> Sequence[tuple[str, Network]
         _set_disabled(engine, old, disabled=True)
     for name, network in wanted.parts:
         if name not in wanted.existing:
-            engine.store.commit(Create(ResourceKey(IP_POOL, name), _part(wanted, name, network)))
+            engine.store.commit(Create(ResourceKey(IP_POOL, name), stamped(engine, _part(wanted, name, network))))
     _delete(engine, old)
     for name, _ in wanted.parts:
         _set_disabled(engine, ResourceKey(IP_POOL, name), disabled=False)

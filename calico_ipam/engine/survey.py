@@ -115,6 +115,7 @@ class Survey:
     bad_pools: tuple[tuple[str, str], ...]
     stale_configuration: bool
     now: int
+    kubernetes: bool = False  #: upstream drops tunnel addresses that do not parse when it reads a Kubernetes node
     allocations: dict[Address, list[Allocation]] = field(default_factory=dict)
     users: dict[Address, list[User]] = field(default_factory=dict)
     bad_tunnels: list[tuple[str, str, str]] = field(default_factory=list)  #: field, value, node
@@ -172,6 +173,7 @@ def take_survey(engine: Engine, services: Iterable[Mapping[str, Any]] | None = N
         bad_pools=tuple(bad_pools),
         stale_configuration=stale is not None,
         now=engine.clock.now(),
+        kubernetes=not separate,
     )
     _add_blocks(survey)
     _add_nodes(survey)

@@ -138,15 +138,16 @@ def default_pool_name(cidr: str) -> str:
     return "pool-" + re.sub(r"[^a-z0-9]", "-", cidr.strip().lower()).strip("-")
 
 
-def check_new_pool(request: PoolRequest, existing: Iterable[Pool]) -> Network:
+def check_new_pool(request: PoolRequest, existing: Iterable[Pool], *, schema: bool = True) -> Network:
     """Return the masked CIDR of a pool that breaks no rule that pools alone can tell. Raises InvalidInput.
 
     The order is upstream's (cli §9.2): the CIDR, then overlaps and host bits, then the other fields, then the rules
     between fields; each stage is reported as a whole. An existing pool of the same name is not compared: that one is
-    "already exists".
+    "already exists". Without ``schema`` the rules between fields are left to whoever stores the pool.
     """
     cidr = _cidr(request)
-    stages = (_cidr_rules(request, cidr, existing), _field_rules(request), _schema_rules(request, cidr))
+    last = _schema_rules(request, cidr) if schema else ()
+    stages = (_cidr_rules(request, cidr, existing), _field_rules(request), last)
     for stage in stages:
         broken = list(stage)
         if broken:
@@ -318,7 +319,7 @@ def _text_rules(request: PoolRequest) -> Iterator[tuple[str, str]]:
         yield f"spec.allowedUses in body should have at most {_MOST_USES} items", "Name each use once."
 
 
-def check_changed_pool(request: PoolRequest, stored: Resource) -> Network:
+def check_changed_pool(request: PoolRequest, stored: Resource, *, schema: bool = True) -> Network:
     """Return the masked CIDR of a pool that is to replace ``stored`` (cli §9.2 rules 1 to 6 and 8 to 10).
 
     Raises InvalidInput.
@@ -332,7 +333,8 @@ def check_changed_pool(request: PoolRequest, stored: Resource) -> Network:
             "Make another pool for workloads.",
         )
         raise refusal([broken], f"{IP_POOL}({request.name})")
-    stages = (_change_rules(request, cidr, stored), _field_rules(request), _schema_rules(request, cidr))
+    last = _schema_rules(request, cidr) if schema else ()
+    stages = (_change_rules(request, cidr, stored), _field_rules(request), last)
     for stage in stages:
         found = list(stage)
         if found:

@@ -85,6 +85,8 @@ class ServiceApi:
 class TextBench:
     """A store of texts under etcd's keys, with Services in an API server beside it."""
 
+    lacks: frozenset[str] = frozenset()
+
     def __init__(self, name: str, store: DocumentStore, environment: Mapping[str, str], api: ServiceApi) -> None:
         self.name = name
         self._documents = DocumentBench(name, store)

@@ -32,6 +32,7 @@ class Bench(Protocol):
     """A datastore that cases are replayed on."""
 
     name: str
+    lacks: frozenset[str]
 
     def write(self, entry: Mapping[str, Any]) -> None:
         """Carry out an entry of ``setup`` or ``before``."""
@@ -69,6 +70,7 @@ class Step:
     where: str
     known: Known = field(default=lambda _: None)
     before: Mapping[str, Any] = field(default_factory=dict)  #: what was stored
+    lacks: frozenset[str] = frozenset()  #: kinds that the bench has no place for
     held: bool = False  #: somebody holds the address that is asked for, wherever its block is
 
     @property
@@ -117,6 +119,7 @@ def run(case: Mapping[str, Any], bench: Bench, voice: str, folder: Path) -> Iter
             (folder / name).write_text(expand(text, now))
         before = bench.state()
         step.before = before
+        step.lacks = bench.lacks
         step.held = is_held(before, wanted_address(step.argv))
         seen: dict[str, set[str]] = {}
         ours = _call(step, bench, now, folder, before)
@@ -247,14 +250,31 @@ def differences(step: Step, result: Result) -> list[str]:
 
 def changed_differences(step: Step, result: Result) -> list[str]:
     """Return which changes of the store differ."""
-    recorded = step.recorded.get("datastore_changed") or {}
+    recorded = {
+        key: plainly(value)
+        for key, value in (step.recorded.get("datastore_changed") or {}).items()
+        if key.partition("/")[0] not in step.lacks
+    }
+    changed = {key: plainly(value) for key, value in result.changed.items()}
     return [
-        f"{key}: {json.dumps(result.changed.get(key, '(unchanged)'))}\n--- recorded: {json.dumps(recorded.get(key, '(unchanged)'))}"
-        for key in sorted(recorded.keys() | result.changed.keys())
-        if not (
-            key in recorded and key in result.changed and same_document(recorded[key], result.changed[key], step.known)
-        )
+        f"{key}: {json.dumps(changed.get(key, '(unchanged)'))}\n"
+        f"--- recorded: {json.dumps(recorded.get(key, '(unchanged)'))}"
+        for key in sorted(recorded.keys() | changed.keys())
+        if not (key in recorded and key in changed and same_document(recorded[key], changed[key], step.known))
     ]
+
+
+_NOTE = "projectcalico.org/metadata"
+
+
+def plainly(value: Any) -> Any:
+    """Return a custom resource without the copies of the API server's own metadata that upstream keeps in it: the time
+    of its creation, its generation, and who wrote which field."""
+    notes = value.get("metadata", {}).get("annotations", {}) if isinstance(value, dict) else {}
+    if _NOTE not in notes:
+        return value
+    kept = without(json.loads(notes[_NOTE]), ("creationTimestamp", "generation", "managedFields"))
+    return {**value, "metadata": {**value["metadata"], "annotations": {**notes, _NOTE: json.dumps(kept)}}}
 
 
 def is_help(step: Step) -> bool:

@@ -32,6 +32,7 @@ _KINDS = {
     "IPReservation": "ipreservations",
     "ClusterInformation": "clusterinformations",
     "KubeControllersConfiguration": "kubecontrollersconfigurations",
+    "Tier": "tiers",
 }
 
 
