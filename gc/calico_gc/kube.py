@@ -110,19 +110,26 @@ class Cluster:
     calico: Datastore | None
     machines: Any = lambda: None  #: () -> VirtualMachines | None
     _lists: dict[str, _Listed] = field(default_factory=dict)
+    _singles: dict[str, tuple[float, int]] = field(
+        default_factory=dict
+    )  #: namespace -> reads one by one, and since when
+    _listing: dict[str, threading.Lock] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     # --- pods ----------------------------------------------------------------------------------------------
 
     def workloads(self, pods: Collection[PodKey]) -> LivePods:
-        """Return pods as they are now: by name, or where many of a namespace are asked for, by one list of it."""
+        """Return pods as they are now: by name, or where many of a namespace are asked for, by one list of it.
+
+        Many may be asked for by one group of leaks, or by several within a few seconds.
+        """
         by_namespace: dict[str, list[PodKey]] = {}
         for key in pods:
             by_namespace.setdefault(key[0], []).append(key)
         found: dict[PodKey, Pod | None] = {}
         for namespace, keys in by_namespace.items():
             try:
-                if len(keys) > FEW or self._recent(namespace) is not None:
+                if self._many(namespace, len(keys)):
                     listed = self._list(namespace)
                     found.update({key: listed.get(key) for key in keys})
                 else:
@@ -131,20 +138,37 @@ class Cluster:
                 log.warning("pods of namespace %s cannot be read, their addresses are kept: %s", namespace, error)
         return LivePods(found, self.machines())
 
-    def _recent(self, namespace: str) -> _Listed | None:
+    def _many(self, namespace: str, number: int) -> bool:
+        """Tell whether a list of the namespace is cheaper than reads of so many pods, or is there already."""
+        now = self.clock.monotonic()
+        if self._recent(namespace, now) is not None:
+            return True
+        with self._lock:
+            since, count = self._singles.get(namespace, (now, 0))
+            if now - since > LIST_SECONDS:
+                since, count = now, 0
+            self._singles[namespace] = since, count + number
+            return count + number > FEW
+
+    def _recent(self, namespace: str, now: float) -> _Listed | None:
         with self._lock:
             known = self._lists.get(namespace)
-        return known if known is not None and self.clock.monotonic() - known.at <= LIST_SECONDS else None
+        return known if known is not None and now - known.at <= LIST_SECONDS else None
 
     def _list(self, namespace: str) -> Mapping[PodKey, Pod]:
-        known = self._recent(namespace)
-        if known is None:
-            at = self.clock.monotonic()
-            path = f"/api/v1/namespaces/{quote(namespace)}/pods"
-            known = _Listed(at, {pod.key: pod for pod in map(live_pod, everything(self.api, path))})
-            with self._lock:
-                self._lists = {k: v for k, v in self._lists.items() if at - v.at <= LIST_SECONDS}
-                self._lists[namespace] = known
+        """Return all pods of a namespace; who comes while it is being listed waits for that list."""
+        asked = self.clock.monotonic()
+        with self._lock:
+            turn = self._listing.setdefault(namespace, threading.Lock())
+        with turn:
+            known = self._recent(namespace, asked)
+            if known is None:
+                at = self.clock.monotonic()
+                path = f"/api/v1/namespaces/{quote(namespace)}/pods"
+                known = _Listed(at, {pod.key: pod for pod in map(live_pod, everything(self.api, path))})
+                with self._lock:
+                    self._lists = {k: v for k, v in self._lists.items() if at - v.at <= LIST_SECONDS}
+                    self._lists[namespace] = known
         return known.pods
 
     def _read(self, key: PodKey) -> Pod | None:

@@ -208,6 +208,26 @@ def test_p31_a_node_comes_back_under_its_name(kind: str, seen: str) -> None:
     assert rows(world) == {("n1", CIDR)}
 
 
+def test_p31_a_pod_of_a_node_that_came_back_has_its_grace() -> None:
+    """What was confirmed because the node was gone begins again when the node is there at the live look."""
+    world = World(options=DEFAULT)
+    add_block(world, CIDR, "n1", {1: (f"{NETWORK}.c", pod_attrs("n1", "p"))})
+    submit = world.controller.submit
+
+    def first_the_node(action: Any) -> None:
+        world.kube.nodes["n1"] = {"metadata": {"name": "n1"}}
+        submit(action)
+
+    world.controller.submit = first_the_node
+    world.start()
+    world.node("n1")
+    world.settle()
+    world.run(800)
+    assert holders(world, CIDR) == {1: f"{NETWORK}.c"}
+    world.run(1000)
+    assert holders(world, CIDR) == {}
+
+
 # --- P32 -----------------------------------------------------------------------------------------------------------
 
 

@@ -282,6 +282,15 @@ def test_many_pods_are_read_by_one_list() -> None:
     assert (api.gets, api.lists) == (1, 1)
 
 
+def test_many_small_groups_are_many_pods_too() -> None:
+    api = Counting(100)
+    cluster = Cluster(api, GcClock(), None)  # type: ignore[arg-type]  # a fake in its place
+    for n in range(100):
+        assert cluster.workloads({("d", f"p{n}")}).pod(("d", f"p{n}")) is not None
+    assert api.gets <= 16
+    assert api.lists == 1
+
+
 def test_pods_that_cannot_be_read_are_not_absent() -> None:
     from calico_gc.decide import UNREADABLE
 
