@@ -188,7 +188,7 @@ def _write_report(session: Session, survey: Survey, found: list[Finding], path: 
         )
     content = report.document(survey, client_version(session), survey.cluster)
     if not session.compat:
-        content |= report.summary(survey, found)
+        content |= report.summary(found)
     report.write_file(path, json.dumps(content, indent=2, ensure_ascii=False))
     session.note(f"the report is in {path}; 'ipamctl ipam release --from-report {path}' releases what it names.")
 
@@ -198,7 +198,7 @@ def _document(session: Session, survey: Survey, found: list[Finding]) -> dict[st
     from calico_ipam.ctl.version import client_version
 
     content = report.document(survey, client_version(session), survey.cluster) if survey.cluster is not None else {}
-    return content | report.summary(survey, found)
+    return content | report.summary(found)
 
 
 # --- for people ----------------------------------------------------------------------------------------------

@@ -49,7 +49,7 @@ class Commands(click.Group):
         self.later = dict(later)
         self.helps_with_unknown = helps_with_unknown
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         return [*self.commands, *(name for name, each in self.later.items() if not each.hidden)]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -73,7 +73,7 @@ class Commands(click.Group):
             return None, None, args[1:]
         raise UnknownCommand(name, self.list_commands(ctx), ctx)
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - as above
         """Write the commands by section, from the table: nothing is imported."""
         sections: dict[str, list[tuple[str, str]]] = {}
         for name, command in self.commands.items():

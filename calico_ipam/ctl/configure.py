@@ -79,7 +79,7 @@ def configure(
             "at least one configuration option must be specified", hint="'ipamctl ipam configure --help' lists them."
         )
     before = get_config(session.engine)
-    after = _checked(session, before, given)
+    after = _checked(before, given)
     if session.for_people:
         _show(before, after, given)
     if dry_run:
@@ -120,7 +120,7 @@ def _given(strict: str | None, blocks: str | None, persistence: str | None, seco
     return found
 
 
-def _checked(session: Session, before: IPAMConfig, given: dict[str, Any]) -> IPAMConfig:
+def _checked(before: IPAMConfig, given: dict[str, Any]) -> IPAMConfig:
     from dataclasses import replace
 
     after = replace(before, **given)

@@ -56,7 +56,7 @@ def delete(
         if dry_run:
             return
         confirm(session, "Delete?", assume_yes=yes, refusal="nothing was deleted.")
-    _delete(session, resources, targets, skip_not_exists=skip_not_exists)
+    _delete(resources, targets, skip_not_exists=skip_not_exists)
 
 
 def _targets(
@@ -98,7 +98,8 @@ def _plan(session: Session, targets: list[Target]) -> None:
                 from calico_ipam.engine.nodes import plan_node
 
                 plan = plan_node(session.engine, name)
-                more = f": releases {len(plan.addresses)} addresses, removes {len(plan.endpoints)} endpoints, gives up its blocks"
+                addresses, endpoints = len(plan.addresses), len(plan.endpoints)
+                more = f": releases {addresses} addresses, removes {endpoints} endpoints, gives up its blocks"
             elif kind == "IPPool":
                 from calico_ipam.engine.resources import in_use
 
@@ -109,7 +110,7 @@ def _plan(session: Session, targets: list[Target]) -> None:
         say(f"{kind} {name}{more}")
 
 
-def _delete(session: Session, resources: Resources, targets: list[Target], *, skip_not_exists: bool) -> None:
+def _delete(resources: Resources, targets: list[Target], *, skip_not_exists: bool) -> None:
     errors: list[tuple[str, IPAMError]] = []
     deleted = 0
     for kind, name, namespace, revision in targets:

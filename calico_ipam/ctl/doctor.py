@@ -95,7 +95,8 @@ def _tell(session: Session, lines: list[Line]) -> None:
     warn = sum(1 for each in lines if each.state == WARN)
     say()
     say(
-        f"{len(lines)} things looked at: {bad} problem{'s' if bad != 1 else ''}, {warn} warning{'s' if warn != 1 else ''}."
+        f"{len(lines)} things looked at: "
+        f"{bad} problem{'s' if bad != 1 else ''}, {warn} warning{'s' if warn != 1 else ''}."
     )
 
 

@@ -162,7 +162,8 @@ def tell_node(session: Session, answer: NodeAnswer) -> None:
     say(f"Own blocks: {len(answer.blocks)} of at most {answer.limit}, {answer.limit_from}.")
     for block in answer.blocks:
         say(
-            f"  {block.block.cidr}  {block.free} of {block.block.size} free  {'in pool ' + block.pool if block.pool else 'in no pool'}"
+            f"  {block.block.cidr}  {block.free} of {block.block.size} free  "
+            f"{'in pool ' + block.pool if block.pool else 'in no pool'}"
         )
     rule = (
         "Strict affinity is on: it never borrows."
@@ -286,14 +287,17 @@ def _tell_pool(about: PoolAnswer) -> None:
 
     pool, usage = about.pool, about.usage
     say(
-        f"Pool {pool.name} ({pool.cidr_text}), blocks of /{pool.block_size}: {'enabled' if pool.enabled else pool.unusable_reason}"
+        f"Pool {pool.name} ({pool.cidr_text}), blocks of /{pool.block_size}: "
+        f"{'enabled' if pool.enabled else pool.unusable_reason}"
     )
     say(
-        f"In use {readable_share(usage.in_use, usage.capacity)}, free {readable_share(usage.available, usage.capacity)}, "
+        f"In use {readable_share(usage.in_use, usage.capacity)}, "
+        f"free {readable_share(usage.available, usage.capacity)}, "
         f"reserved {readable_count(usage.reserved)}, cooling {readable_count(usage.cooling)}"
     )
     say(
-        f"For {', '.join(pool.allowed_uses)}; nodes {pool.node_selector}; namespaces {pool.namespace_selector or 'all'}; {pool.assignment_mode}"
+        f"For {', '.join(pool.allowed_uses)}; nodes {pool.node_selector}; "
+        f"namespaces {pool.namespace_selector or 'all'}; {pool.assignment_mode}"
     )
     if about.serves or about.refuses:
         say(

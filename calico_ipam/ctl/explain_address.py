@@ -57,11 +57,13 @@ def _verdict(address: Address, held: Any, users: list[str]) -> str:
         return "It was released and rests; nobody has it."
     if held is None or held.ripe:
         if users:
-            return f"It is in use but not allocated, so another may get it: ipamctl ipam repair --only not-allocated {address}"
+            cure = f"ipamctl ipam repair --only not-allocated {address}"
+            return f"It is in use but not allocated, so another may get it: {cure}"
         return "It is free."
     if users:
         return "Allocated and in use, as it should be."
-    return f"Allocated, but nothing uses it: a leak, unless its workload is just starting. ipamctl ipam release --ip {address}"
+    cure = f"ipamctl ipam release --ip {address}"
+    return f"Allocated, but nothing uses it: a leak, unless its workload is just starting. {cure}"
 
 
 def _block_lines(session: Session, address: Address) -> None:
@@ -110,7 +112,8 @@ def _block(session: Session, cidr: Network) -> None:
         return
     for each in content:
         say(
-            f"Block {each['cidr']} of {each['affinity'] or 'nobody'}: {each['taken']} taken, {each['free']} free, {each['cooling']} cooling"
+            f"Block {each['cidr']} of {each['affinity'] or 'nobody'}: "
+            f"{each['taken']} taken, {each['free']} free, {each['cooling']} cooling"
         )
         for node, number in sorted(each["holders"].items()):
             say(f"  {number} held by {node}")

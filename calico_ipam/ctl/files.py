@@ -124,7 +124,7 @@ def _parsed(source: Source, text: str) -> Any:
     import yaml
 
     try:
-        return yaml.load(text, Loader=_loader())
+        return yaml.load(text, Loader=_loader())  # noqa: S506 - a SafeLoader
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = source.line + (mark.line if mark is not None else 0)

@@ -281,7 +281,7 @@ def _write(session: Session, form: str, found: Sequence[Found], *, export: bool,
 
 
 def _with_upstream_uids(found: Found) -> Found:
-    """Return a result with the UIDs that calicoctl shows of custom resources: those of the API server, bits reversed."""
+    """Return a result with the UIDs that calicoctl shows of custom resources: the API server's, bits reversed."""
     from dataclasses import replace
 
     from calico_ipam.model.names import convert_uid

@@ -30,7 +30,7 @@ class _Node:
 
 def render(template: str, value: Any, functions: Mapping[str, Callable[..., Any]] | None = None) -> str:
     """Return what a template makes of a value. Raises InvalidInput for one that cannot be understood."""
-    nodes, rest = _parse(list(_tokens(template)), 0, ())
+    nodes, _, rest = _sequence(list(_tokens(template)), 0)
     if rest is not None:
         raise InvalidInput(f"template: get: unexpected {{{{{rest}}}}}")
     return "".join(_run(nodes, value, value, {**_FUNCTIONS, **(functions or {})}))
@@ -48,12 +48,7 @@ def _tokens(template: str) -> Iterator[_Node]:
     yield _Node("text", tail.lstrip() if trim else tail)
 
 
-def _parse(tokens: list[_Node], start: int, ends: tuple[str, ...]) -> tuple[tuple[_Node, ...], str | None]:
-    nodes, _, stopped = _sequence(tokens, start, ends)
-    return nodes, stopped
-
-
-def _sequence(tokens: list[_Node], start: int, ends: tuple[str, ...]) -> tuple[tuple[_Node, ...], int, str | None]:
+def _sequence(tokens: list[_Node], start: int) -> tuple[tuple[_Node, ...], int, str | None]:
     found: list[_Node] = []
     position = start
     while position < len(tokens):
@@ -63,10 +58,10 @@ def _sequence(tokens: list[_Node], start: int, ends: tuple[str, ...]) -> tuple[t
         if word in ("end", "else"):
             return tuple(found), position, token.text
         if word in ("range", "if", "with"):
-            inner, position, stop = _sequence(tokens, position, ("end", "else"))
+            inner, position, stop = _sequence(tokens, position)
             otherwise: tuple[_Node, ...] = ()
             if stop is not None and stop.startswith("else"):
-                otherwise, position, stop = _sequence(tokens, position, ("end",))
+                otherwise, position, stop = _sequence(tokens, position)
             if stop is None:
                 raise InvalidInput(
                     f"template: get: unexpected EOF in {{{{{token.text}}}}}", hint="Close it with {{end}}."

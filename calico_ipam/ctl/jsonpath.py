@@ -1,4 +1,4 @@
-"""The part of kubectl's JSONPath that people use: fields, indexes, slices, ``*``, ``..``, filters, ``range`` and text."""
+"""The part of kubectl's JSONPath that people use: fields, indexes, slices, ``*``, ``..``, filters, ``range``, text."""
 
 from __future__ import annotations
 

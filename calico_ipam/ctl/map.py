@@ -36,7 +36,7 @@ def map_(session: Session, /, pool: str | None, target: str | None) -> None:
         from calico_ipam.ctl.map_html import page
         from calico_ipam.ctl.report import write_file
 
-        write_file(target, page(session, usage))
+        write_file(target, page(session, pool or ""))
         say(f"Wrote {target}")
         return
     if session.wants_document:

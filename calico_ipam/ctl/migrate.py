@@ -32,7 +32,8 @@ def export(session: Session, /) -> None:
     kind_of_store = session.settings.datastore_type
     if kind_of_store == "kubernetes":
         raise Told(
-            f"invalid datastore type: {kind_of_store} to export from for datastore migration. Datastore type must be etcdv3"
+            f"invalid datastore type: {kind_of_store} to export from for datastore migration. "
+            "Datastore type must be etcdv3"
         )
     engine = session.engine
     cluster = engine.store.get(CLUSTER)
@@ -86,7 +87,8 @@ def import_(session: Session, /, path: str | None, dry_run: bool) -> None:
     kind_of_store = session.settings.datastore_type
     if kind_of_store != "kubernetes":
         raise Told(
-            f"invalid datastore type: {kind_of_store} to import to for datastore migration. Datastore type must be kubernetes",
+            f"invalid datastore type: {kind_of_store} to import to for datastore migration. "
+            "Datastore type must be kubernetes",
             hint="Between etcd and SQLite: 'ipamctl datastore copy'.",
         )
     engine = session.engine
@@ -107,7 +109,8 @@ def import_(session: Session, /, path: str | None, dry_run: bool) -> None:
         raise Told(f"failed to import IPAM resources: {' '.join(str(error) for error in errors)}", hint=errors[0].hint)
     say(f"Successfully applied {len(items)} IPAM resource(s)")
     say(
-        "Datastore information successfully imported. Please refer to the datastore migration documentation for next steps."
+        "Datastore information successfully imported. Please refer to the datastore migration documentation for "
+        "next steps."
     )
 
 

@@ -52,7 +52,7 @@ def patch(
 ) -> None:
     """Change some fields of a resource."""
     del yes
-    kind, name, resources, resource = _subject(session, words, namespace, prefix="hit error: ", dry_run=dry_run)
+    kind, _, resources, resource = _subject(session, words, namespace, prefix="hit error: ", dry_run=dry_run)
     changed = _patched(session, resource, text, kind_of_patch)
     from calico_ipam.model.resource_schema import UnknownField, WrongType, checked
 
@@ -249,7 +249,8 @@ def _labels(
         return {k: v for k, v in labels.items() if k != key}, "removed"
     if key in labels and labels[key] != value and not overwrite:
         raise Told(
-            f"failed to update label of {word} {name}, key {key} is already present. please use '--overwrite' to set a new value",
+            f"failed to update label of {word} {name}, key {key} is already present. "  # noqa: S608 - no query
+            "please use '--overwrite' to set a new value",
             hint=f"Its value is {labels[key]}.",
         )
     return {**labels, key: value}, "updated" if key in labels else "set"

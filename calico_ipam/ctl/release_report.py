@@ -29,7 +29,7 @@ def release_reported(
     if all(report.revision != cluster.revision for report in reports):
         raise Told(
             STALE,
-            hint="The cluster was locked, unlocked or changed since: lock first, then run 'ipamctl ipam check -o FILE'.",
+            hint="The cluster was locked, unlocked or changed since: lock first, then 'ipamctl ipam check -o FILE'.",
         )
     _locked(cluster, force=force)
     leaks, handles = merge(reports, strictly=not session.compat)

@@ -72,7 +72,7 @@ def _allocation(survey: Survey, each: Allocation) -> dict[str, Any]:
     return found
 
 
-def summary(survey: Survey, findings: Sequence[Finding]) -> dict[str, Any]:
+def summary(findings: Sequence[Finding]) -> dict[str, Any]:
     """Return what ours adds to the report: counts by kind, and each finding with its cure."""
     count: dict[str, int] = {}
     for finding in findings:

@@ -148,7 +148,7 @@ def _check_there(path: str) -> None:
         return  # the datastore itself tells it best
 
 
-class OutputFormat(click.ParamType[str]):
+class OutputFormat(click.ParamType):  # type: ignore[type-arg]  # generic in later versions of click only
     """One of the formats, or ``jsonpath=EXPRESSION``."""
 
     name = "FORMAT"
@@ -157,20 +157,20 @@ class OutputFormat(click.ParamType[str]):
         text = str(value)
         if text in FORMATS or text.startswith("jsonpath="):
             return text
-        self.fail(f"{text!r} is none of {', '.join(FORMATS)} and jsonpath=EXPRESSION.", param, ctx)
+        return self.fail(f"{text!r} is none of {', '.join(FORMATS)} and jsonpath=EXPRESSION.", param, ctx)
 
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
+    def shell_complete(self, _ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[Any]:
         from click.shell_completion import CompletionItem
 
         return [CompletionItem(each) for each in (*FORMATS, "jsonpath=") if each.startswith(incomplete)]
 
 
-class LogLevel(click.ParamType[str]):
+class LogLevel(click.ParamType):  # type: ignore[type-arg]  # as above
     """How much of what happens inside is told."""
 
     name = "LEVEL"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+    def convert(self, value: Any, _param: click.Parameter | None, _ctx: click.Context | None) -> str:
         if value in LOG_LEVELS:
             return str(value)
         from calico_ipam.ctl.failures import Told

@@ -62,7 +62,8 @@ def split(
     try:
         made = engine.carry_out(session.engine, wanted)
     except IPAMError as error:
-        error.hint = f"Pool {wanted.pool} is disabled now; the same command goes on: ipamctl ipam split {parts} --name {wanted.pool}"
+        again = f"ipamctl ipam split {parts} --name {wanted.pool}"
+        error.hint = f"Pool {wanted.pool} is disabled now; the same command goes on: {again}"
         raise
     lines = [f"Created {part} with CIDR {network}.\n" for part, network in made]
     first = f"IP Pool {wanted.pool} was successfully split into {parts} smaller pools."

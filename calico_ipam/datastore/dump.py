@@ -116,7 +116,7 @@ def _header(entry: Any, name: str) -> Mapping[str, Any]:
         raise InvalidInput(
             f"{name} is no dump of a datastore",
             subject=name,
-            hint="A dump is made by 'ipamctl datastore export'; calicoctl's export is read by 'datastore migrate import'.",
+            hint="A dump is made by 'ipamctl datastore export'; calicoctl's own is for 'datastore migrate import'.",
         )
     if entry.get("version") != VERSION:
         raise InvalidInput(

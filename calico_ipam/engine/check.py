@@ -191,7 +191,7 @@ def _block_in_pool(survey: Survey, block: Block) -> Iterator[Finding]:
             yield Finding(
                 "block-size",
                 str(block.cidr),
-                f"block {block.cidr} is a /{block.cidr.prefixlen}, and pool {pool.name} has blocks of /{pool.block_size}",
+                f"block {block.cidr} is a /{block.cidr.prefixlen}; pool {pool.name} has blocks of /{pool.block_size}",
                 block=str(block.cidr),
                 data={"pool": pool.name, "size": pool.block_size},
             )

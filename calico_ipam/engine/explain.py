@@ -158,7 +158,8 @@ def _refusals(
         if not pool.selects_node(labels):
             yield f"does not select this node: nodeSelector {pool.node_selector}, labels {_labels(labels)}"
         if pool.namespace_selector and namespace_labels is not None and not pool.selects_namespace(namespace_labels):
-            yield f"does not select namespace {namespace}: {pool.namespace_selector}, labels {_labels(namespace_labels)}"
+            has = _labels(namespace_labels)
+            yield f"does not select namespace {namespace}: {pool.namespace_selector}, labels {has}"
     except InvalidInput as error:
         yield f"has a selector that does not parse: {error}"
 

@@ -1,4 +1,4 @@
-"""The lock of a datastore: one boolean that everybody honours, and beside it who set it and why (cli §2; limit 18.15)."""
+"""The lock of a datastore: one boolean that everybody honours, and beside it who set it and why (cli §2, 18.15)."""
 
 from __future__ import annotations
 

@@ -195,8 +195,8 @@ def refuse_unless_empty(engine: Engine) -> None:
 
 def _refuse(what: str) -> None:
     raise RefusedError(
-        f"datastore already has Calico resources: found existing Calico {what} resource. Clear out all Calico resources "
-        "by deleting all Calico CRDs",
+        f"datastore already has Calico resources: found existing Calico {what} resource. "
+        "Clear out all Calico resources by deleting all Calico CRDs",
         subject=what,
         hint="An import needs an empty datastore.",
     )

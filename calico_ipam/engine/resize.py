@@ -1,9 +1,9 @@
 """Changing the size of a pool's blocks while it lives (issue of the operator's tool, public report P01).
 
-Two sizes over the same addresses is how one address gets two owners, so no block of the new size is made before the last
-of the old is gone: the pool is disabled, empty blocks are given up, the others drain as their workloads end, and then the
-pool goes on with the new size. Each call does what can be done now and says what is left; what it is about stands in an
-annotation of the pool, so any call goes on where the last one ended.
+Two sizes over the same addresses is how one address gets two owners, so no block of the new size is made before the
+last of the old is gone: the pool is disabled, empty blocks are given up, the others drain as their workloads end, and
+then the pool goes on with the new size. Each call does what can be done now and says what is left; what it is about
+stands in an annotation of the pool, so any call goes on where the last one ended.
 """
 
 from __future__ import annotations

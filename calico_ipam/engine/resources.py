@@ -178,7 +178,8 @@ class Resources:
         metadata |= {key: given[key] for key in ("labels", "annotations") if given.get(key)}
         if kind == IP_POOL:
             request = PoolRequest.from_document(document)
-            spec: Mapping[str, Any] = request.resource(check_changed_pool(request, before, schema=not self.server_rules)).spec
+            cidr = check_changed_pool(request, before, schema=not self.server_rules)
+            spec: Mapping[str, Any] = request.resource(cidr).spec
         else:
             check_resource(kind, document, schema=not self.server_rules)
             spec = mapping(document.get("spec"))

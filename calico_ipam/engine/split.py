@@ -1,4 +1,4 @@
-"""Splitting a pool into smaller ones, safely: everything is validated first, and a half-done split goes on (cli §7, §17.3).
+"""Splitting a pool safely: everything is validated first, and a half-done split goes on (cli §7, §17.3).
 
 Order: disable the old pool, create the parts disabled, delete the old pool, enable the parts. Blocks, affinities and
 handles are not touched; each block lies in one of the parts.
@@ -142,14 +142,13 @@ def carry_out(engine: Engine, wanted: SplitPlan) -> Sequence[tuple[str, Network]
 def _part(wanted: SplitPlan, name: str, network: Network) -> Resource:
     spec = {**mapping(wanted.document.get("spec")), "cidr": str(network), "disabled": True}
     before = mapping(wanted.document.get("metadata"))
-    made = Resource.new(
+    return Resource.new(
         IP_POOL,
         name,
         _ordered(spec),
         labels=dict(mapping(before.get("labels"))),
         annotations=dict(mapping(before.get("annotations"))),
     )
-    return made
 
 
 #: the order in which upstream writes the fields of a pool

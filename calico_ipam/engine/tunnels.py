@@ -193,7 +193,8 @@ def _assign(current: _Pass, kind: Kind, handle: str, pools: Sequence[Pool]) -> s
     made = result.ipv4 if kind.version == 4 else result.ipv6
     if made is None or not made.addresses:
         raise RefusedError(
-            f"no {kind.type} can be assigned to node {current.node}: {made.shortfall if made is not None else 'no pool'}",
+            f"no {kind.type} can be assigned to node {current.node}: "
+            f"{made.shortfall if made is not None else 'no pool'}",
             subject=current.node,
             hint="'ipamctl ipam explain --use Tunnel --node NODE' tells why.",
         )

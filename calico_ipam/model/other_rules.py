@@ -16,8 +16,8 @@ _NUMBERS = (("maxBlocksPerHost", 0, 1_000_000), ("ipCooldownSeconds", 0, 1200))
 
 
 def check_resource(kind: str, document: Mapping[str, Any], *, schema: bool = True) -> None:
-    """Refuse a resource that breaks a rule of its kind; without ``schema`` those that the API server has too are left to
-    it. Raises InvalidInput."""
+    """Refuse a resource that breaks a rule of its kind; without ``schema`` those that the API server has too are left
+    to it. Raises InvalidInput."""
     metadata = mapping(document.get("metadata"))
     name = str(metadata.get("name") or "")
     spec = mapping(document.get("spec"))

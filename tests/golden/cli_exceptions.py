@@ -15,7 +15,7 @@ from tests.golden.cli_replay import Result, Step, differences, wanted_address
 
 @dataclass(frozen=True, slots=True)
 class Beaten:
-    """A limit of upstream that ours does not have. ``restores``: the store is left otherwise than upstream leaves it."""
+    """A limit of upstream that ours does not have. ``restores``: the store is put as upstream leaves it."""
 
     limit: str
     applies: Callable[[Step], bool]

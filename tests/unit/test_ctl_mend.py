@@ -123,7 +123,9 @@ def test_one_address_in_two_blocks(world: Cluster, ctl: Ctl) -> None:
     world.block("10.0.0.0/27", owner="node-2")
     block = world.stored_block("10.0.0.0/27")
     assert block is not None
-    world.put(BlockKey(block.cidr), block.assign_address(parse_address("10.0.0.10"), handle="x", attrs={"node": "node-2"}))
+    world.put(
+        BlockKey(block.cidr), block.assign_address(parse_address("10.0.0.10"), handle="x", attrs={"node": "node-2"})
+    )
     found = findings(ctl)
     assert found["allocated-twice"] == ["10.0.0.10"]
     assert found["overlapping-blocks"] == ["10.0.0.0/27"]
@@ -232,7 +234,9 @@ def test_gc_asks_people(world: Cluster, ctl: Ctl) -> None:
 
 def test_gc_leaves_alone_what_no_datastore_knows(world: Cluster, ctl: Ctl) -> None:
     """A container that another main plugin wired has no endpoint, and lives (ruling 7)."""
-    world.ipam.assign_ip(parse_address("10.0.0.50"), handle="net.container", attrs={"node": "node-1"}, hostname="node-1")
+    world.ipam.assign_ip(
+        parse_address("10.0.0.50"), handle="net.container", attrs={"node": "node-1"}, hostname="node-1"
+    )
     assert ctl.ok("ipam", "gc", "--yes") == "Nothing is leaked.\n"
     assert world.handle("net.container") is not None
 
@@ -352,5 +356,3 @@ def test_somebody_elses_lock_is_told(world: Cluster, ctl: Ctl) -> None:
     result = ctl("datastore", "unlock")
     assert result.exit_code == 0
     assert "the lock was alice@elsewhere's (upgrade)" in result.stderr
-
-
