@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from calico_ipam.ctl.output import paragraph, readable_share, say
+from calico_ipam.ctl.output import counted, paragraph, readable_share, say
 from calico_ipam.ctl.session import Session, common_options, pass_session
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def drawn(session: Session, pool: PoolUtilization, shades: str) -> list[str]:
         ]
     lines = [
         f"{pool.name}  {pool.cidr_text}",
-        f"  in use {readable_share(pool.in_use, pool.capacity)}, {len(pool.blocks)} blocks",
+        f"  in use {readable_share(pool.in_use, pool.capacity)}, {counted(len(pool.blocks), 'block')}",
     ]
     signs = _places(pool, shades)
     if not signs:

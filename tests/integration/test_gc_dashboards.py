@@ -258,7 +258,7 @@ CASES: Mapping[str, tuple[Mapping[str, str], str, Mapping[str, str]]] = {
         "1441m",
         {'ipam_gc_node_residue{kind="veth", instance="i"}': "0x1500"},
     ),
-}  # fmt: skip
+}  # fmt: skip  # a table
 
 
 def test_every_alert_has_its_case() -> None:

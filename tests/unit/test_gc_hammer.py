@@ -73,7 +73,7 @@ def test_fates_follow_the_plan_and_the_seed() -> None:
     assert drawn == again
     assert {fate: round(number / 10_000, 1) for fate, number in Counter(drawn).items()} == {
         "live": 0.7, "leak": 0.2, "crash": 0.1,
-    }  # fmt: skip
+    }  # fmt: skip  # one line each
 
 
 def test_arguments_become_the_plan() -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from html.parser import HTMLParser
 from http.client import HTTPConnection
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
@@ -23,8 +26,14 @@ from calico_gc.web.links import section
 from calico_gc.web.onefile import one_file
 from calico_gc.web.server import Health, Router, Server, Sources
 from calico_gc.web.site import NoSuchPage, Site, templates
+from calico_gc.web.stored import PAGES, view_of_store
 
+from calico_ipam.datastore.api import Create
+from calico_ipam.datastore.sqlite import SQLiteStore
+from calico_ipam.model.keys import BlockKey, ResourceKey
+from calico_ipam.model.resource import IP_POOL, NODE, Resource
 from tests.gc_views import NOW, block, pool, reservation, small_view, suspect, view_of_state
+from tests.memory import MemoryStore
 
 TEMPLATES = templates()
 
@@ -37,22 +46,22 @@ def text_of(html: str) -> str:
     """Return what a page says, without its tags."""
     reader = HTMLParser()
     said: list[str] = []
-    reader.handle_data = said.append  # type: ignore[method-assign]
-    reader.feed(html)
+    reader.handle_data = said.append  # type: ignore[method-assign]  # a small reader
+    reader.feed(re.sub(r"<(style|script)>.*?</\1>", "", html, flags=re.DOTALL))
     return re.sub(r"\s+", " ", " ".join(said))
 
 
 def links_of(html: str) -> list[str]:
     found: list[str] = []
     reader = HTMLParser()
-    reader.handle_starttag = lambda tag, attrs: found.extend(  # type: ignore[method-assign]
+    reader.handle_starttag = lambda tag, attrs: found.extend(  # type: ignore[method-assign]  # the same
         value or "" for name, value in attrs if name in ("href", "src", "action")
     )
     reader.feed(html)
     return found
 
 
-def many_blocks(number: int, **nodes: int) -> View:
+def many_blocks(number: int) -> View:
     state = State()
     state.pools.put_pool(pool("p", "10.0.0.0/12"))
     for position in range(number):
@@ -424,3 +433,43 @@ def test_a_server_listens_on_ipv6_too() -> None:
 
 def test_the_view_of_the_tests_is_as_old_as_it_says() -> None:
     assert words.clock_time(NOW.wall) == "2026-08-22 10:15:00"
+
+
+# --- of a datastore, without a collector --------------------------------------------------------------------------
+
+
+def test_a_datastore_has_the_same_page_without_what_only_a_collector_knows() -> None:
+    store = MemoryStore()
+    for resource in (pool("one", "10.0.0.0/24"), pool("two", "10.1.0.0/24"), reservation("10.0.0.60/31")):
+        store.commit(Create(ResourceKey(resource.kind, resource.name), resource))
+    node = Resource(
+        NODE, "n", {"metadata": {"name": "n"}, "spec": {"orchRefs": [{"orchestrator": "k8s", "nodeName": "k"}]}}
+    )
+    store.commit(Create(ResourceKey(NODE, "n"), node))
+    for cidr in ("10.0.0.0/26", "10.1.0.0/26", "10.9.0.0/26"):
+        made = block(cidr, "n", 2)
+        store.commit(Create(BlockKey(made.cidr), made))
+    view = view_of_store(store, NOW.wall)
+    text = "".join(one_file(view, TEMPLATES, origin="my store", pages=PAGES))
+    said = text_of(text)
+    assert "10.0.0.0/24, blocks of /26" in said and "blocks without a pool" in said
+    assert "10.0.0.60 \N{EN DASH} 10.0.0.61 reserved" in said and "shop/web-n-1" in said
+    assert not {"Candidates", "Actions", "Handles"} & set(re.findall(r">([A-Z][a-z]+)</a>", text))
+    assert "the collector may act" not in said and "confirmed" not in said
+    assert {link.removeprefix("#") for link in links_of(text)} <= set(re.findall(r'\bid="([^"]+)"', text))
+    assert [row.standing for row in rows.node_rows(view)] == ["present"]
+    only = view_of_store(store, NOW.wall, "two")
+    assert (set(only.blocks), set(only.pools)) == ({"10.1.0.0/26"}, {"two"})
+
+
+def test_ipamctl_writes_it(tmp_path: Path) -> None:
+    file, page = tmp_path / "store" / "ipam.db", tmp_path / "map.html"
+    with SQLiteStore(str(file)) as store:
+        store.commit(Create(ResourceKey(IP_POOL, "one"), pool("one", "10.0.0.0/24")))
+        made = block("10.0.0.0/26", "n", 2)
+        store.commit(Create(BlockKey(made.cidr), made))
+    program = Path(sys.executable).with_name("ipamctl")
+    arguments = [program, "ipam", "map", "--html", str(page), f"--datastore=sqlite://{file}"]
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "shop/web-n-1" in page.read_text()

@@ -28,6 +28,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     logging.basicConfig(
         stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
     )
+    logging.getLogger("urllib3").setLevel(logging.ERROR)  # more threads than its pool holds connections, on purpose
     try:
         return _run(_plan(given), given, environ)
     except IPAMError as error:

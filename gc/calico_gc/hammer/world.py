@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import secrets
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -148,7 +149,9 @@ class World:
         """Take a pod away; ``with_del`` False: DEL never came, and its address leaks."""
         self.ledger.leave(pod.handle)
         if with_del:
-            self._ipam(pod.node).release_by_handle(pod.handle)
+            # A handle that was lost on purpose, or that the collector has just removed, is no error of a DEL.
+            with suppress(NotFound):
+                self._ipam(pod.node).release_by_handle(pod.handle)
         self._delete(self._pod_path(pod.name))
 
     # --- crashes and broken handles --------------------------------------------------------------------------

@@ -6,7 +6,7 @@ little memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ from calico_gc.web.site import NAVIGATION, Site
 if TYPE_CHECKING:
     from jinja2 import Environment
 
+ALL_PAGES = tuple(path for path, _ in NAVIGATION)
 #: blocks whose addresses one file holds at most; a browser still opens it in a few seconds
 MOST_BLOCKS = 3000
 
@@ -30,21 +31,28 @@ class LeftOut:
 
 
 def one_file(
-    view: View, made: Environment, *, origin: str = "calico-gc", most_blocks: int = MOST_BLOCKS
+    view: View,
+    made: Environment,
+    *,
+    origin: str = "calico-gc",
+    most_blocks: int = MOST_BLOCKS,
+    pages: Collection[str] = ALL_PAGES,
 ) -> Iterator[str]:
     """Yield the text of the file in pieces.
 
     Of more than ``most_blocks`` blocks those with suspected or cooling addresses, damage or emptiness come first; the
-    others are on the maps and in the lists, but not opened into addresses, and the file says so.
+    others are on the maps and in the lists, but not opened into addresses, and the file says so. ``pages``: those of
+    the navigation that there are to be.
     """
     links = FileLinks(frozenset())
     site = Site(view, made, links, origin=origin)
-    pages = list(site.paths())
+    left = [path for path in ALL_PAGES if path not in pages]
+    every = [(target, number) for target, number in site.paths() if target not in left]
     opened = frozenset(
         path("block", cidr) for cidr in sorted(view.blocks, key=lambda c: _interest(view, site, c))[:most_blocks]
     )
-    pages = [(target, n) for target, n in pages if not target.startswith("/block/") or target in opened]
-    links = FileLinks(frozenset(numbered(target, number) for target, number in pages))
+    every = [(target, n) for target, n in every if not target.startswith("/block/") or target in opened]
+    links = FileLinks(frozenset(numbered(target, number) for target, number in every))
     site.links = links
     missing = len(view.blocks) - len(opened)
     left_out = LeftOut(missing, len(opened)) if missing else None
@@ -55,7 +63,7 @@ def one_file(
         policy=site.policy().replace("frame-ancestors 'none'", ""),
     )
     yield head
-    for target, number in pages:
+    for target, number in every:
         page = site.page(target, {"page": str(number)})
         front = " front" if target == OVERVIEW else ""
         yield f'<section class="page{front}" id="{section(numbered(target, number))}">\n{page.body}</section>\n'
