@@ -8,7 +8,7 @@ import click
 
 from calico_ipam.ctl.completion import live_names
 from calico_ipam.ctl.failures import Told
-from calico_ipam.ctl.output import document, paragraph, readable_count, say
+from calico_ipam.ctl.output import counted, document, paragraph, readable_count, say
 from calico_ipam.ctl.session import Session, common_options, pass_session
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ def _recognised(session: Session, subject: str) -> str:
 
 def tell_node(session: Session, answer: NodeAnswer) -> None:
     """Say what a workload on a node gets, and why."""
-    say(f"A workload on node {answer.node} that asks for an IPv{answer.version} address:")
+    say(paragraph(f"A workload on node {answer.node} that asks for an IPv{answer.version} address:"))
     say()
     for each in answer.pools:
         mark = _mark(session, each.accepted)
@@ -159,7 +159,7 @@ def tell_node(session: Session, answer: NodeAnswer) -> None:
     if not answer.pools:
         say("  There is no pool.")
     say()
-    say(f"Own blocks: {len(answer.blocks)} of at most {answer.limit}, {answer.limit_from}.")
+    say(paragraph(f"Own blocks: {len(answer.blocks)} of at most {answer.limit}, {answer.limit_from}."))
     for block in answer.blocks:
         say(
             f"  {block.block.cidr}  {block.free} of {block.block.size} free  "
@@ -170,7 +170,7 @@ def tell_node(session: Session, answer: NodeAnswer) -> None:
         if answer.strict
         else f"Borrowing is allowed: {answer.borrowable} addresses."
     )
-    say(rule if answer.auto else rule + " Blocks are not claimed by themselves.")
+    say(paragraph(rule if answer.auto else rule + " Blocks are not claimed by themselves."))
     say()
     say(paragraph("→ " + answer.outcome))
 
@@ -221,7 +221,7 @@ def _tell_pod(session: Session, found: PodAnswer) -> None:
     have = {network.partition("/")[0] for _, networks in found.endpoints for network in networks}
     held = {str(each.address) for each in found.held}
     for node, networks in found.endpoints:
-        say(f"Its endpoint on node {node} has {', '.join(networks) or 'no address'}.")
+        say(paragraph(f"Its endpoint on node {node} has {', '.join(networks) or 'no address'}."))
     if not found.endpoints:
         say("No endpoint is recorded for it.")
     if have - held:
@@ -260,7 +260,7 @@ def _tell_handle(session: Session, told: HandleAnswer) -> None:
         say(f"Handle {told.id} has no object, but blocks name it:")
     else:
         counts = ", ".join(f"{number} in {cidr}" for cidr, number in sorted(told.counted.items())) or "nothing"
-        say(f"Handle {told.id} counts {counts}.")
+        say(paragraph(f"Handle {told.id} counts {counts}."))
     if told.held:
         table(session, told.held)
     else:
@@ -286,23 +286,25 @@ def _tell_pool(about: PoolAnswer) -> None:
     from calico_ipam.ctl.output import readable_share
 
     pool, usage = about.pool, about.usage
+    state = "enabled" if pool.enabled else pool.unusable_reason
+    say(paragraph(f"Pool {pool.name} ({pool.cidr_text}), blocks of /{pool.block_size}: {state}"))
     say(
-        f"Pool {pool.name} ({pool.cidr_text}), blocks of /{pool.block_size}: "
-        f"{'enabled' if pool.enabled else pool.unusable_reason}"
+        paragraph(
+            f"In use {readable_share(usage.in_use, usage.capacity)}, "
+            f"free {readable_share(usage.available, usage.capacity)}, "
+            f"reserved {readable_count(usage.reserved)}, cooling {readable_count(usage.cooling)}"
+        )
     )
     say(
-        f"In use {readable_share(usage.in_use, usage.capacity)}, "
-        f"free {readable_share(usage.available, usage.capacity)}, "
-        f"reserved {readable_count(usage.reserved)}, cooling {readable_count(usage.cooling)}"
-    )
-    say(
-        f"For {', '.join(pool.allowed_uses)}; nodes {pool.node_selector}; "
-        f"namespaces {pool.namespace_selector or 'all'}; {pool.assignment_mode}"
+        paragraph(
+            f"For {', '.join(pool.allowed_uses)}; nodes {pool.node_selector}; "
+            f"namespaces {pool.namespace_selector or 'all'}; {pool.assignment_mode}"
+        )
     )
     if about.serves or about.refuses:
         say(
             paragraph(
-                f"Serves {len(about.serves)} nodes"
+                f"Serves {counted(len(about.serves), 'node')}"
                 + (
                     f", not {', '.join(about.refuses[:8])}{' …' if len(about.refuses) > 8 else ''}"
                     if about.refuses
@@ -311,9 +313,9 @@ def _tell_pool(about: PoolAnswer) -> None:
                 + "."
             )
         )
-    say(f"{len(usage.blocks)} blocks:")
+    say(f"{counted(len(usage.blocks), 'block')}:")
     for owner, blocks, used in about.owners[:10]:
-        say(f"  {owner}: {blocks} block{'s'[: blocks > 1]}, {used} addresses taken")
+        say(f"  {owner}: {counted(blocks, 'block')}, {counted(used, 'address')} taken")
     if len(about.owners) > 10:
         say(f"  … and {len(about.owners) - 10} more owners")
     for note in about.notes:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from calico_ipam.ctl.failures import PartlyDone
-from calico_ipam.ctl.output import document, say
+from calico_ipam.ctl.output import counted, document, say
 from calico_ipam.ctl.session import Session, common_options, confirm, pass_session
 
 if TYPE_CHECKING:
@@ -226,12 +226,12 @@ def _collect(session: Session, survey: Survey, *, yes: bool, dry_run: bool) -> N
     }
     todo = [Finding("old-cooldown", cidr, f"{number} in {cidr}", block=cidr) for cidr, number in ripe.items() if number]
     total = sum(ripe.values())
-    say(f"{total} addresses in {len(todo)} blocks have cooled down.")
+    say(f"{counted(total, 'address')} in {counted(len(todo), 'block')} cooled down.")
     if dry_run or not todo:
         return
     confirm(session, f"Free {total} addresses?", assume_yes=yes, refusal="nothing was changed.")
     results = repair(session.engine, survey, todo)
-    say(f"Freed them in {sum(1 for each in results if not each.skipped)} blocks.")
+    say(f"Freed them in {counted(sum(1 for each in results if not each.skipped), 'block')}.")
 
 
 class _Ended(BaseException):

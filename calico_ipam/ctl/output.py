@@ -72,6 +72,11 @@ def say(text: str = "") -> None:
     click.echo(text)
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number of things in words: ``1 block``, ``2 addresses``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}{'es' if noun.endswith('s') else 's'}"
+
+
 def note(text: str, *, label: str = "note") -> None:
     """Write a line beside the result, to standard error."""
     colour = {"error": "red", "warning": "yellow"}.get(label, "cyan")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from calico_ipam.ctl.completion import live_names
-from calico_ipam.ctl.output import document, paragraph, say
+from calico_ipam.ctl.output import counted, document, paragraph, say
 from calico_ipam.ctl.session import Session, common_options, confirm, pass_session
 
 if TYPE_CHECKING:
@@ -63,7 +63,10 @@ def _plan(state: Resize) -> None:
     if state.old == state.new and not state.blocks:
         return
     say(f"Pool {state.pool} ({state.cidr}): blocks of /{state.old} become blocks of /{state.new}.")
-    say(f"  {len(state.blocks)} blocks of another size, {sum(state.left.values())} addresses in them.")
+    say(
+        f"  {counted(len(state.blocks), 'block')} of another size, "
+        f"{counted(sum(state.left.values()), 'address')} in them."
+    )
     say("  The pool gives out no address until they are gone.")
 
 
@@ -73,7 +76,10 @@ def _tell(state: Resize) -> None:
     if state.done:
         say(f"Done: pool {state.pool} has blocks of /{state.new} now.")
         return
-    say(f"{len(state.blocks)} blocks of the old size are left, with {sum(state.left.values())} addresses:")
+    say(
+        f"Left: {counted(len(state.blocks), 'block')} of the old size, "
+        f"with {counted(sum(state.left.values()), 'address')}:"
+    )
     for node, number in sorted(state.left.items(), key=lambda item: -item[1])[:20]:
         say(f"  {node}: {number}")
     say(paragraph(f"→ Restart those workloads, then: ipamctl pool resize {state.pool} {state.new}"))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from calico_ipam.ctl.failures import PartlyDone
-from calico_ipam.ctl.output import document, paragraph, say
+from calico_ipam.ctl.output import counted, document, paragraph, say
 from calico_ipam.ctl.session import Session, common_options, confirm, pass_session
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def repair(
         if session.wants_document:
             document({"plan": [each.document() for each in todo]}, session.output)
         return
-    confirm(session, f"Mend {len(todo)} finding{'s'[: len(todo) > 1]}?", assume_yes=yes, refusal="nothing was changed.")
+    confirm(session, f"Mend {counted(len(todo), 'finding')}?", assume_yes=yes, refusal="nothing was changed.")
     results = mend(session.engine, survey, todo)
     _, after = survey_twice(session, services, skipped)
     left = {(each.kind, each.subject) for each in after}
@@ -75,7 +75,7 @@ def _plan(todo: Sequence[Finding], others: Sequence[Finding]) -> None:
     if not todo:
         say("There is nothing to mend here.")
     else:
-        say(f"{len(todo)} finding{'s'[: len(todo) > 1]} can be mended:")
+        say(f"{counted(len(todo), 'finding')} can be mended:")
     for each in todo[:_SHOWN]:
         say(paragraph(f"{each.text}", indent="  "))
         say(paragraph(f"→ {CURES[each.kind].plan.format(subject=each.subject)}", indent="    "))

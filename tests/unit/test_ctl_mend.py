@@ -251,7 +251,7 @@ def test_gc_frees_what_has_cooled_down(world: Cluster, ctl: Ctl) -> None:
     world.configure(cooldown_seconds=60)
     pod(world, "10.0.0.11", "gone")
     world.ipam.release_by_handle("k8s-pod-network.gone")
-    assert "1 addresses in 1 blocks have cooled down." in ctl.ok("ipam", "gc", "--cold", "--yes")
+    assert "1 address in 1 block cooled down." in ctl.ok("ipam", "gc", "--cold", "--yes")
     block = world.stored_block("10.0.0.0/26")
     assert block is not None and block.cooling == 0
 
