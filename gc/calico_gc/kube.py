@@ -113,6 +113,7 @@ class Cluster:
     _singles: dict[str, tuple[float, int]] = field(
         default_factory=dict
     )  #: namespace -> reads one by one, and since when
+    _sizes: dict[str, int] = field(default_factory=dict)  #: namespace -> pods that its last list had
     _listing: dict[str, threading.Lock] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -147,8 +148,11 @@ class Cluster:
             since, count = self._singles.get(namespace, (now, 0))
             if now - since > LIST_SECONDS:
                 since, count = now, 0
+            # A list costs about a tenth of a read for each pod in it.
+            if count + number > max(FEW, self._sizes.get(namespace, 0) // 10):
+                return True
             self._singles[namespace] = since, count + number
-            return count + number > FEW
+            return False
 
     def _recent(self, namespace: str, now: float) -> _Listed | None:
         with self._lock:
@@ -169,6 +173,7 @@ class Cluster:
                 with self._lock:
                     self._lists = {k: v for k, v in self._lists.items() if at - v.at <= LIST_SECONDS}
                     self._lists[namespace] = known
+                    self._sizes[namespace] = len(known.pods)
         return known.pods
 
     def _read(self, key: PodKey) -> Pod | None:
