@@ -2,44 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
 from calico_cni.dataplane.linux import LinuxDataplane
+from tests.disturbers import children, descriptors, noise
 from tests.link_requests import expectation_of, link_request
-from tests.netns_tools import Namespace, Node, inside, wait_for
-
-
-@contextmanager
-def noise(node: Node, pairs: int) -> Iterator[None]:
-    """Make and remove pairs of links on the host, each with a route, until the body is over."""
-    up = "".join(
-        f"link add noise{n} type veth peer name esion{n}\nlink set noise{n} up\nroute add 10.77.{n}.1/32 dev noise{n}\n"
-        for n in range(pairs)
-    )
-    down = "".join(f"link del noise{n}\n" for n in range(pairs))
-    script = f"while :; do ip -batch - <<'A'\n{up}A\nip -batch - <<'B'\n{down}B\ndone"
-    process = subprocess.Popen(["nsenter", f"--net={node.path}", "--", "sh", "-c", script], stderr=subprocess.DEVNULL)
-    try:
-        wait_for(lambda: node.link("noise0") is not None, "the noise has begun")
-        yield
-    finally:
-        process.kill()
-        process.wait()
-
-
-def descriptors() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
-
-
-def children() -> set[str]:
-    tasks = Path("/proc/self/task").iterdir()
-    return {child for task in tasks for child in (task / "children").read_text().split()}
+from tests.netns_tools import Namespace, Node, inside
 
 
 def test_adds_and_deletes_under_noise(node: Node, dataplane: LinuxDataplane) -> None:
