@@ -18,6 +18,7 @@ from calico_gc.decide import LiveNode, NodeDecision, NodeFacts, Standing
 from calico_gc.facts import Allocation, AllocationKey
 from calico_gc.handle_work import HandleKeeper, LookAtHandles, RepairHandles
 from calico_gc.handles import Rules as HandleRules
+from calico_gc.machines import machine_handles, orphaned_machine_handles
 from calico_gc.options import Options
 from calico_gc.record import Record
 from calico_gc.state import State
@@ -207,7 +208,7 @@ class Controller:
         if machines is None:
             return
         theirs = [handle for handle in self.state.by_handle if ".vmi." in handle]
-        for handle in decide.orphaned_machine_handles(theirs, decide.machine_handles(theirs, machines)):
+        for handle in orphaned_machine_handles(theirs, machine_handles(theirs, machines)):
             text = f"handle {handle} holds addresses of a virtual machine that is gone"
             if self.record.found(now, "machine-gone", handle, text):
                 self.notify("VMHandleOrphaned", "", text)

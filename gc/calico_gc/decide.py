@@ -6,7 +6,7 @@ reason, or alive because nobody can tell; whatever is missing, odd or unknown co
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
@@ -14,8 +14,6 @@ from typing import Protocol
 from calico_gc import suspicion as reasons
 from calico_gc.facts import Allocation, AllocationKey, Pod, PodKey, VirtualMachines
 from calico_gc.suspicion import Moment, Suspicion, leaked, proven
-from calico_ipam.errors import InvalidInput
-from calico_ipam.model.handle_names import vm_handle
 from calico_ipam.model.owner import VMI_NAME
 
 #: floor of the grace period of a virtual machine's address, seconds (gc §6 row 6)
@@ -389,30 +387,3 @@ def cooled_down(cold: Mapping[str, int], cooldown: int, now: Moment) -> list[str
     """Return the blocks that hold an address whose cooldown (seconds) is over (gc §9)."""
     limit = now.wall - cooldown * 1_000_000_000
     return [cidr for cidr, released in cold.items() if released <= limit]
-
-
-def machine_handles(handles: Iterable[str], machines: VirtualMachines) -> dict[str, set[str]]:
-    """Return, by network, the handles that all machines and standalone instances have on the networks in use."""
-    networks = {handle.partition(".vmi.")[0] for handle in handles if ".vmi." in handle}
-    names = {*machines.machines, *(key for key, owned in machines.instances.items() if not owned)}
-    found: dict[str, set[str]] = {network: set() for network in networks}
-    for network, expected in found.items():
-        for namespace, name in names:
-            try:
-                expected.add(vm_handle(network, namespace, name))
-            except InvalidInput:
-                continue  # no handle can exist for such a name
-    return found
-
-
-def orphaned_machine_handles(handles: Iterable[str], expected: Mapping[str, Collection[str]]) -> list[str]:
-    """Return the handles of virtual machines that no machine would have today (limit U5, report-only).
-
-    ``expected``: network -> handles of all machines and standalone instances there are.
-    """
-    found = []
-    for handle in handles:
-        network, vm, _ = handle.partition(".vmi.")
-        if vm and handle not in expected.get(network, ()):
-            found.append(handle)
-    return found
