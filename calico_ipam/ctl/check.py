@@ -206,12 +206,13 @@ def _document(session: Session, survey: Survey, found: list[Finding]) -> dict[st
 
 def _for_people(session: Session, survey: Survey, found: list[Finding], *, show_all: bool) -> None:
     """Write what is wrong, worst first, each kind with the command that mends it."""
-    from calico_ipam.ctl.output import paragraph
+    from calico_ipam.ctl.output import counted, paragraph
     from calico_ipam.model.findings import KINDS, by_severity
 
     looked = (
-        f"{survey.counts['allocations']} addresses in {len(survey.blocks)} blocks, {len(survey.handles)} handles, "
-        f"{len(survey.nodes)} nodes, {survey.counts['workloads']} workload addresses"
+        f"{counted(survey.counts['allocations'], 'address')} in {counted(len(survey.blocks), 'block')}, "
+        f"{counted(len(survey.handles), 'handle')}, {counted(len(survey.nodes), 'node')}, "
+        f"{counted(survey.counts['workloads'], 'workload address')}"
     )
     say(paragraph(f"Looked at {looked}."))
     if survey.services_skipped:
@@ -224,7 +225,7 @@ def _for_people(session: Session, survey: Survey, found: list[Finding], *, show_
         kinds = dict.fromkeys(each.kind for each in group)
         for kind in kinds:
             these = [each for each in group if each.kind == kind]
-            say(f"  {len(these)} {KINDS[kind].title}")
+            say(f"  {KINDS[kind].title[0].upper()}{KINDS[kind].title[1:]}: {len(these)}")
             shown = these if show_all else these[:_SHOWN]
             for each in shown:
                 say(paragraph(each.text, indent="    "))
@@ -234,7 +235,7 @@ def _for_people(session: Session, survey: Survey, found: list[Finding], *, show_
                 say(f"    → {cure}")
     say()
     if found:
-        say(f"{len(found)} problem{'s' if len(found) > 1 else ''} found.")
+        say(f"{counted(len(found), 'problem')} found.")
     else:
         say("Nothing is wrong.")
 

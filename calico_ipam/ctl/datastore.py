@@ -10,7 +10,7 @@ import click
 
 from calico_ipam.ctl.commands import Commands, Later
 from calico_ipam.ctl.failures import PartlyDone, Told
-from calico_ipam.ctl.output import document, say
+from calico_ipam.ctl.output import document, paragraph, say
 from calico_ipam.ctl.session import Session, common_options, confirm, pass_session
 
 if TYPE_CHECKING:
@@ -121,15 +121,18 @@ def _bring_in(
 ) -> None:
     """Write objects into a datastore and compare at the end. Raises PartlyDone when the comparison fails."""
     from calico_ipam.ctl.progress import working
-    from calico_ipam.datastore.dump import compare, read_all, write_all
+    from calico_ipam.datastore.dump import compare, not_empty, read_all, write_all
 
-    before = compare(objects, read_all(target))
+    there = read_all(target)
+    if there and not merge:
+        raise not_empty(target, len(there))
+    before = compare(objects, there)
     what = f"{len(before.missing)} new and {len(before.different)} changed objects from {source} into {target.name}"
     if dry_run:
         say(f"Would write {what}")
         return
     if session.for_people:
-        say(f"{what}; {before.same} are the same, {len(before.extra)} others stay.")
+        say(paragraph(f"{what}; {before.same} are the same, {len(before.extra)} others stay."))
         confirm(session, "Write them?", assume_yes=yes, refusal="nothing was written.")
     with working(session, "writing"):
         written = write_all(target, objects, merge=merge)

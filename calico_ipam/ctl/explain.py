@@ -154,7 +154,7 @@ def tell_node(session: Session, answer: NodeAnswer) -> None:
     say()
     for each in answer.pools:
         mark = _mark(session, each.accepted)
-        more = f"; {readable_count(each.free_blocks)} blocks unclaimed" if each.accepted else ""
+        more = f"; unclaimed: {readable_count(each.free_blocks)} of its blocks" if each.accepted else ""
         say(paragraph(f"{mark} pool {each.pool.name} ({each.pool.cidr_text}) {each.reason}{more}", indent="  "))
     if not answer.pools:
         say("  There is no pool.")

@@ -63,7 +63,7 @@ def _verdict(address: Address, held: Any, users: list[str]) -> str:
     if users:
         return "Allocated and in use, as it should be."
     cure = f"ipamctl ipam release --ip {address}"
-    return f"Allocated, but nothing uses it: a leak, unless its workload is just starting. {cure}"
+    return f"Allocated, but nothing uses it: a leak, unless its workload is just starting: {cure}"
 
 
 def _block_lines(session: Session, address: Address) -> None:

@@ -167,7 +167,7 @@ def _plan(session: Session, leaks: list[Allocation], stray: list[Finding], *, dr
         say(f"  handle {finding.subject}")
     if len(stray) > _SHOWN:
         say(f"  … and {len(stray) - _SHOWN} more handles")
-    say(f"{len(leaks)} addresses are leaked, {len(stray)} handles have no address.")
+    say(f"Leaked: {counted(len(leaks), 'address')}; without an address: {counted(len(stray), 'handle')}.")
 
 
 def _leak_document(each: Allocation) -> dict[str, Any]:

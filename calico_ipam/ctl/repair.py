@@ -82,7 +82,7 @@ def _plan(todo: Sequence[Finding], others: Sequence[Finding]) -> None:
     if len(todo) > _SHOWN:
         say(f"  … and {len(todo) - _SHOWN} more")
     if others:
-        say(f"{len(others)} other{'s'[: len(others) > 1]} need a person:")
+        say(f"For a person to mend: {counted(len(others), 'finding')}:")
     for each in others[:_SHOWN]:
         say(paragraph(each.text, indent="  "))
         say(f"    → {each.cure}")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from calico_ipam.ctl.failures import ProblemsFound
-from calico_ipam.ctl.output import Column, document, readable_count, readable_share, say
+from calico_ipam.ctl.output import Column, document, paragraph, readable_count, readable_share, say
 from calico_ipam.ctl.session import Session, common_options, pass_session
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def _tell(session: Session, story: Story) -> None:
         document({"steps": steps, "pools": documents, "ok": story.ok}, session.output)
         return
     for text, ok in story.steps:
-        say(f"{'' if ok else '! '}{text}")
+        say(paragraph(f"{'' if ok else '! '}{text}"))
     say()
     heads = ("POOL", "CIDR", "IN USE BEFORE", "IN USE AFTER", "FREE AFTER", "BLOCKS")
     session.table([Column(head, right=head.startswith(("IN", "FREE"))) for head in heads], rows)

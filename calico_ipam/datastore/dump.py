@@ -126,6 +126,15 @@ def _header(entry: Any, name: str) -> Mapping[str, Any]:
     return entry
 
 
+def not_empty(store: DocumentStore, number: int) -> RefusedError:
+    """Return the refusal to write a dump into a datastore that holds something."""
+    return RefusedError(
+        f"the datastore {store.name} is not empty: it holds {number} objects",
+        subject=store.name,
+        hint="Import into an empty one; --merge writes the dump's objects over those that are there.",
+    )
+
+
 def write_all(store: DocumentStore, objects: Mapping[str, str], *, merge: bool) -> int:
     """Write objects into a datastore and return how many were written. Equal ones are left.
 
@@ -134,11 +143,7 @@ def write_all(store: DocumentStore, objects: Mapping[str, str], *, merge: bool) 
     """
     _, (rows,), _ = store._raw_read((), (EVERYTHING,))
     if rows and not merge:
-        raise RefusedError(
-            f"the datastore {store.name} is not empty: it holds {len(rows)} objects",
-            subject=store.name,
-            hint="Import into an empty one; --merge writes the dump's objects over those that are there.",
-        )
+        raise not_empty(store, len(rows))
     there = {row.path: row for row in rows}
     writes = [write for key, text in objects.items() if (write := _write(key, text, there.get(key))) is not None]
     for start in range(0, len(writes), BATCH):

@@ -9,12 +9,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from calico_ipam.datastore.documents import DocumentStore
 from tests.golden.library_backends import DocumentBench
+
+if TYPE_CHECKING:
+    from tests.etcd_tools import Etcd
 
 _TYPES = ("DATASTORE_TYPE", "CALICO_DATASTORE_TYPE")
 
@@ -111,7 +114,7 @@ class TextBench:
         if kind == "rev":
             return self._documents._revision(name)
         return {
-            "etcd": self._environment.get("ETCD", "127.0.0.1:1"),
+            "etcd": self._environment.get("ETCD", "127.0.0.1:2"),  # at port 1 is the etcd that does not answer
             "k8s": self._api.address,
             "kubeconfig": str(self._api.kubeconfig),
             "token": "t",
@@ -142,6 +145,21 @@ class TextBench:
 
     def close(self) -> None:
         self._documents.close()
+
+
+@contextmanager
+def etcd_bench(etcd: Etcd, api: ServiceApi) -> Iterator[TextBench]:
+    """Give a bench on a real etcd, which is empty at first."""
+    from calico_ipam.datastore.config import open_datastore
+
+    etcd.clear()
+    store = open_datastore(etcd.settings())
+    assert isinstance(store, DocumentStore)
+    bench = TextBench("etcd", store, {"ETCD": etcd.address}, api)
+    try:
+        yield bench
+    finally:
+        bench.close()
 
 
 @contextmanager

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.golden.cli_benches import ServiceApi, sqlite_bench
+from tests.golden.cli_benches import ServiceApi, etcd_bench, sqlite_bench
 from tests.golden.cli_exceptions import PENDING, exception_for
 from tests.golden.cli_replay import VOICES, Bench, differences, load, run
 from tests.shared import golden, recordings
 
 if TYPE_CHECKING:
+    from tests.etcd_tools import Etcd
     from tests.kube_tools import KubeServer
 
 FOLDER = golden("cli")
@@ -38,6 +39,20 @@ def test_on_sqlite(path: Path, voice: str, tmp_path: Path, api: ServiceApi, reco
     assert case["backend"] == "etcdv3"
     with sqlite_bench(tmp_path, api) as bench:
         replay(case, bench, voice, tmp_path, record_property)
+
+
+#: Kinds of recordings of which one runs on a real etcd too: keys and documents are those of SQLite.
+ON_ETCD = ("check", "report", "show", "get", "ippool", "release", "split", "configure", "lock", "version")
+
+
+def one_of_each() -> list[Any]:
+    return [recordings(FOLDER, f"{kind}-*-etcd.json")[0] for kind in ON_ETCD]
+
+
+@pytest.mark.parametrize("path", one_of_each())
+def test_on_etcd(path: Path, etcd: Etcd, tmp_path: Path, api: ServiceApi, record_property: Any) -> None:
+    with etcd_bench(etcd, api) as bench:
+        replay(load(path), bench, "calicoctl", tmp_path, record_property)
 
 
 def replay(case: Any, bench: Bench, voice: str, folder: Path, record_property: Any) -> None:

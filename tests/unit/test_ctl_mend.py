@@ -218,7 +218,7 @@ def test_a_broken_block_is_rewritten_and_nobody_loses_an_address(world: Cluster,
 
 def test_gc_releases_leaks_only(world: Cluster, ctl: Ctl) -> None:
     break_everything(world)
-    assert "1 addresses are leaked, 1 handles have no address." in ctl.ok("ipam", "gc", "--dry-run")
+    assert "Leaked: 1 address; without an address: 1 handle." in ctl.ok("ipam", "gc", "--dry-run")
     assert "Released 1 addresses, kept 0; deleted 1 of 1 handles." in ctl.ok("ipam", "gc", "--yes")
     assert world.handle("k8s-pod-network.gone") is None
     assert world.handle("k8s-pod-network.alive") == {"10.0.0.0/26": 1}
