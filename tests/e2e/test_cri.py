@@ -258,7 +258,7 @@ def test_the_api_server_is_down_while_a_sandbox_stops(cluster: Cluster) -> None:
     cluster.kube.stop()
     try:
         began = time.monotonic()
-        with pytest.raises(CRIError, match="failed to destroy network.*API server .* does not answer"):
+        with pytest.raises(CRIError, match=r"failed to destroy network.*API server .* does not answer"):
             sandbox.stop()
         assert time.monotonic() - began < 30
         assert len(cluster.one.network.links()) == 2, "uplink and the neighbour's: a dead sandbox keeps no link"
