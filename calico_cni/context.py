@@ -87,12 +87,16 @@ def no_cluster(settings: Mapping[str, Any], environ: Mapping[str, str], store: D
     return open_cluster({}, {}, store)
 
 
+def _no_turn(_netns: str, _log: Log) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
 @dataclass(frozen=True, slots=True)
 class Context:
     """The world of one call.
 
     ``logging``: starts logging as a configuration says. ``fetch``: HTTP GET of a URL within seconds, returns the
-    status. ``note``: passes text of another program on to our stderr.
+    status. ``note``: passes text of another program on to our stderr. ``turn``: keeps calls for one sandbox apart.
     """
 
     open_store: StoreOpener
@@ -106,6 +110,7 @@ class Context:
     note: Callable[[bytes], None]
     paths: Paths = Paths()
     open_cluster: ClusterOpener = no_cluster
+    turn: Callable[[str, Log], AbstractContextManager[None]] = _no_turn
 
     def sharing(self, store: Datastore) -> Context:
         """Return the context for a call inside this one: same store, and the log that is already open."""

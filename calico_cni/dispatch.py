@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -60,10 +61,19 @@ def _run(request: Request, context: Context) -> Answer:
             call.log.warning("This key of the network configuration has no effect on the datastore's client", key=key)
         call.log.debug("Called", command=request.command, network=conf.name, version=conf.version)
         try:
-            return verb(call)
+            with _turn(call):
+                return verb(call)
         except (CNIError, IPAMError, DataplaneError) as error:
             call.log.error("Failed", command=request.command, error=error)
             raise
+
+
+def _turn(call: Call) -> AbstractContextManager[None]:
+    """Return what keeps this call apart from others for the sandbox whose links it makes or removes."""
+    request = call.request
+    if request.program == CALICO_IPAM or request.command not in _TOUCHES_NETNS or not request.netns:
+        return nullcontext()
+    return call.context.turn(request.netns, call.log)
 
 
 def check_namespace(request: Request, context: Context) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from calico_cni.context import Cluster, Context, Finished
 from calico_cni.logs import logging_to
 from calico_cni.netconf import LogConf
+from calico_cni.turns import own_turn
 
 if TYPE_CHECKING:
     from calico_cni.dataplane.api import Dataplane
@@ -43,6 +44,7 @@ def system_context(stderr: TextIO) -> Context:
         fetch=fetch,
         note=_note(stderr),
         open_cluster=open_cluster,
+        turn=own_turn,
     )
 
 

@@ -15,6 +15,8 @@ REUSE = 30.0
 POOLS = 30.0
 #: Waiting for the host-wide lock; longer than the lock's holder may take.
 LOCK = 100.0
+#: Waiting for an earlier call of the same sandbox.
+TURN = 100.0
 #: Assigning or releasing, once the lock is held.
 ALLOCATION = 90.0
 #: Taking back what a failed assignment left.

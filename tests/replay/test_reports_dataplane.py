@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -257,20 +258,34 @@ class Machine:
         environ: Mapping[str, str] | None = None,
     ) -> subprocess.CompletedProcess[bytes]:
         """Run a program; ``redirect``: what the shell does to its streams."""
-        whole = {
+        command = f"exec {shlex.quote(str(PROGRAMS / program))} {redirect}"
+        given = self.netconf() if stdin is None else stdin
+        return subprocess.run(
+            ["sh", "-c", command],
+            env=self.environ(verb, environ),
+            input=given,
+            capture_output=True,
+            timeout=300,
+            check=False,
+        )
+
+    def start(self, verb: str) -> subprocess.Popen[bytes]:
+        """Start calico and leave it running; it waits for its configuration."""
+        pipe = subprocess.PIPE
+        return subprocess.Popen(
+            [PROGRAMS / "calico"], env=self.environ(verb), stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL
+        )
+
+    def environ(self, verb: str, changes: Mapping[str, str] | None = None) -> dict[str, str]:
+        return {
             "PATH": os.environ["PATH"],
             "CNI_COMMAND": verb,
             "CNI_CONTAINERID": "0a1b2c3d4e5f",
             "CNI_NETNS": self.netns,
             "CNI_IFNAME": "eth0",
             "CNI_PATH": str(PROGRAMS),
-            **(environ or {}),
+            **(changes or {}),
         }
-        command = f"exec {shlex.quote(str(PROGRAMS / program))} {redirect}"
-        given = self.netconf() if stdin is None else stdin
-        return subprocess.run(
-            ["sh", "-c", command], env=whole, input=given, capture_output=True, timeout=300, check=False
-        )
 
     def clean(self) -> bool:
         return self.site.holders() == {} and self.site.records() == []
@@ -336,6 +351,29 @@ def test_p25_version_needs_nothing_but_its_command(machine: Machine, program: st
         done = machine.run("VERSION", stdin, program=program, environ=only_command)
         assert done.returncode == 0
         assert "1.1.0" in json.loads(done.stdout)["supportedVersions"]
+
+
+# --- two calls for one sandbox ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("other", ["ADD", "DEL"])
+def test_calls_for_one_sandbox_wait_for_each_other(machine: Machine, node: Node, pod: Namespace, other: str) -> None:
+    """A runtime that lost patience calls again while the first call runs: nobody harms what the other made."""
+    running = [machine.start("ADD"), machine.start(other)]
+    with ThreadPoolExecutor(2) as pool:
+        ended = list(pool.map(lambda process: process.communicate(machine.netconf(), timeout=100), running))
+    assert [process.returncode for process in running] == [0, 0], ended
+    result = json.loads(ended[0][0])
+    link, record = node.link("cali0a1b2c3d4e5"), machine.site.records()
+    if other == "ADD":
+        again = json.loads(ended[1][0])
+        assert (again["interfaces"], again["ips"]) == (result["interfaces"], result["ips"]), "both made something"
+    if other == "ADD" or link is not None:  # else DEL came last
+        address = result["ips"][0]["address"].partition("/")[0]
+        assert machine.site.holders() == {address: "net1.0a1b2c3d4e5f"}
+        assert link is not None and len(record) == 2 and address in pod.addresses("eth0")
+    assert machine.run("DEL").returncode == 0
+    assert machine.clean() and node.links() == []
 
 
 # --- two hundred at once ----------------------------------------------------------------------------------------

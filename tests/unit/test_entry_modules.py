@@ -163,7 +163,7 @@ def test_version_loads_almost_nothing_of_ours() -> None:
 
 def test_the_version_is_the_packages() -> None:
     project = (REPOSITORY / "pyproject.toml").read_text()
-    assert re.search(r'^version = "(.+)"$', project, re.MULTILINE)[1] == __version__  # type: ignore[index]
+    assert re.findall(r'^version = "(.+)"$', project, re.MULTILINE) == [__version__]
 
 
 # --- dispatch and flags -------------------------------------------------------------------------------------

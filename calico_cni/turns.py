@@ -1,0 +1,56 @@
+"""One call at a time for each sandbox.
+
+Runtimes must not call a plugin twice at once for one sandbox, and yet do when a call takes longer than they wait. Two
+ADDs would each make what the other then replaces, and the one that fails would give back the address of the one that
+did not: a sandbox would live on an address that is free for others. So the later call waits for the earlier; an ADD
+then finds everything made, a DEL finds all there is to remove.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+from calico_cni import timers
+from calico_cni.logs import Log
+
+_POLL = 0.05  # seconds
+
+
+@contextmanager
+def own_turn(netns: str, log: Log, patience: float = timers.TURN) -> Iterator[None]:
+    """Hold the sandbox's turn while the block runs; after ``patience`` seconds go on without it.
+
+    The lock is on the namespace itself, which all its paths share, and ends with the process whatever happens. A
+    namespace that is gone, or a path that is none, has nothing to wait for: the call will say what is wrong with it.
+    """
+    with ExitStack() as stack:
+        try:
+            # Without O_NONBLOCK a path that names a pipe would hang the call.
+            descriptor = os.open(netns, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except (OSError, ValueError):
+            yield
+            return
+        stack.callback(os.close, descriptor)
+        if not _take(descriptor, patience):
+            log.warning("Another call for this sandbox has not ended; going on beside it", netns=netns)
+        yield
+
+
+def _take(descriptor: int, patience: float) -> bool:
+    """Tell whether the lock could be had in time; a file system without locks has none to wait for."""
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(_POLL)
+        except OSError:
+            return True
+        else:
+            return True
