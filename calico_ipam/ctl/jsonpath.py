@@ -13,7 +13,7 @@ _STEP = re.compile(
     r"\.\.(?P<deep>[\w\\.\-/]+|\*)|\.(?P<field>(?:\\.|[^.\[\]{}\s])+)|"
     r"\[\?\(@(?P<path>[\w.\-]*)\s*(?P<op>==|!=|<=|>=|<|>)\s*(?P<value>[^)]+)\)\]|\[(?P<index>[^\]]*)\]"
 )
-_PIECE = re.compile(r"\{([^{}]*)\}")
+_PIECE = re.compile(r"""\{((?:'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|[^{}'"])*)\}""")
 
 
 def find(value: Any, template: str) -> str:
@@ -27,12 +27,28 @@ def _pieces(template: str) -> list[tuple[str, str]]:
     position = 0
     for match in _PIECE.finditer(template):
         if match.start() > position:
-            found.append(("text", template[position : match.start()]))
+            found.append(("text", _text(template[position : match.start()])))
         found.append(("path", match.group(1).strip()))
         position = match.end()
     if position < len(template):
-        found.append(("text", template[position:]))
+        found.append(("text", _text(template[position:])))
     return found
+
+
+def _text(text: str) -> str:
+    """Return text between expressions. Raises InvalidInput when an expression begins in it and never ends."""
+    if "{" in text:
+        raise InvalidInput(
+            f"the expression {text[text.index('{') :]!r} of the jsonpath has no end", hint="Close it with }."
+        )
+    return text
+
+
+def _unquoted(text: str) -> str:
+    try:
+        return text[1:-1].encode("latin-1", "backslashreplace").decode("unicode_escape")
+    except UnicodeDecodeError:
+        raise InvalidInput(f"{text} in the jsonpath holds a \\ that means nothing") from None
 
 
 def _rendered(root: Any, here: Any, pieces: list[tuple[str, str]]) -> Iterator[str]:
@@ -47,7 +63,7 @@ def _rendered(root: Any, here: Any, pieces: list[tuple[str, str]]) -> Iterator[s
             for item in select(root, here, text.removeprefix("range").strip()):
                 yield from _rendered(root, item, inner)
         elif text[:1] in ("'", '"'):
-            yield text[1:-1].encode("latin-1", "backslashreplace").decode("unicode_escape")
+            yield _unquoted(text)
         else:
             yield " ".join(_shown(each) for each in select(root, here, text))
 
@@ -112,8 +128,12 @@ def _index(value: Any, index: str) -> Iterator[Any]:
         yield from _children(value)
     elif index[:1] in ("'", '"'):
         yield from _field(value, index[1:-1])
+    elif not re.fullmatch(r"(-?\d+)|(-?\d+)?:(-?\d+)?(:[1-9]\d*)?", index, re.ASCII):
+        raise InvalidInput(
+            f"[{index}] in the jsonpath is no index", hint="Examples: [0], [-1], [1:3], [*], ['name'], [?(@.a=='b')]."
+        )
     elif isinstance(value, list):
-        parts = [int(part) if part.lstrip("-").isdigit() else None for part in index.split(":")]
+        parts = [int(part) if part else None for part in index.split(":")]
         if len(parts) > 1:
             yield from value[slice(*parts)]
         elif parts[0] is not None and -len(value) <= parts[0] < len(value):
