@@ -246,11 +246,6 @@ RELEASE = (
         lambda s: _ours(s) and "was produced using a different version" in s.stderr + s.stdout,
         lambda s, r: r.exit_code == 0 and "Released" in r.stdout,
     ),
-    Beaten(
-        "cli 18.12: a release without an option says nothing",
-        lambda s: _ours(s) and s.argv == ["ipam", "release"],
-        lambda _s, r: r.exit_code == 1 and "Say what to release" in r.stderr,
-    ),
 )
 
 SETTINGS = (

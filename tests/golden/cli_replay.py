@@ -103,6 +103,29 @@ def load(path: Path) -> dict[str, Any]:
     return {**case, "steps": steps}
 
 
+def recorded_steps(case: Mapping[str, Any], voice: str) -> Iterator[Step]:
+    """Yield the steps of a case as they were recorded, each with what was stored then; nothing is run."""
+    stored: dict[str, Any] = {}
+
+    def write(entry: Mapping[str, Any]) -> None:
+        if "key" in entry:
+            stored[entry["key"]] = entry["value"]
+        else:
+            thing = entry["k8s"]
+            stored[f"{thing['kind']}/{thing['metadata']['name']}"] = thing
+
+    for entry in case["setup"]:
+        write(entry)
+    for number, recorded in enumerate(case["steps"]):
+        for entry in recorded.get("before") or ():
+            write(entry)
+        step = Step(case, recorded, voice, number, f"{case['name']}[{voice}] step {number}")
+        step.before = {key: value for key, value in stored.items() if value is not None}
+        step.held = is_held(step.before, wanted_address(step.argv))
+        yield step
+        stored.update(recorded.get("datastore_changed") or {})
+
+
 def run(case: Mapping[str, Any], bench: Bench, voice: str, folder: Path) -> Iterator[tuple[Step, Result]]:
     """Set a case up and yield each step with what ours did; the receiver may restore the store in between."""
     for entry in case["setup"]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.etcd_tools import Etcd
+from tests.golden.cli_summary import summary as cli_summary
 from tests.golden.library_summary import summary
 
 
@@ -17,17 +18,30 @@ def etcd() -> Iterator[Etcd]:
         yield running
 
 
+#: A part of the names of tests, what their recordings are, and what makes lines of what they recorded.
+SUMMARIES = (
+    ("library_scenarios", "recorded library scenarios", summary),
+    ("golden/test_cli.py", "recorded operator commands", cli_summary),
+)
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say what of the recorded library scenarios was replayed, excepted and pending (ruling 26)."""
-    properties = [
-        (str(name), str(value))
+    """Say what of the recordings was replayed, excepted and pending (ruling 26)."""
+    reports = [
+        report
         for reports in terminalreporter.stats.values()
         for report in reports
-        if isinstance(report, pytest.TestReport) and report.when == "call" and "library_scenarios" in report.nodeid
-        for name, value in report.user_properties
+        if isinstance(report, pytest.TestReport) and report.when == "call"
     ]
-    lines = summary(properties)
-    if lines:
-        terminalreporter.section("recorded library scenarios")
+    for part, title, lines_of in SUMMARIES:
+        properties = [
+            (str(name), str(value))
+            for report in reports
+            if part in report.nodeid
+            for name, value in report.user_properties
+        ]
+        lines = lines_of(properties)
+        if lines:
+            terminalreporter.section(title)
         for line in lines:
             terminalreporter.write_line(line)

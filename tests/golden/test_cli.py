@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.golden.cli_benches import ServiceApi, etcd_bench, sqlite_bench
-from tests.golden.cli_exceptions import PENDING, exception_for
-from tests.golden.cli_replay import VOICES, Bench, differences, load, run
+from tests.golden.cli_exceptions import BEATEN, PENDING, exception_for
+from tests.golden.cli_replay import VOICES, Bench, differences, load, recorded_steps, run
 from tests.shared import golden, recordings
 
 if TYPE_CHECKING:
@@ -86,6 +86,20 @@ def replay(case: Any, bench: Bench, voice: str, folder: Path, record_property: A
         if exception.restores:
             bench.restore(step.before, step.recorded.get("datastore_changed") or {})
     assert not wrong, "\n\n".join(wrong)
+
+
+def test_every_exception_is_for_something_recorded() -> None:
+    paths = sorted(FOLDER.glob("*.json"))
+    if not paths:
+        pytest.skip(f"no recordings in {FOLDER}")
+    used = {
+        id(exception)
+        for path in paths
+        for voice in VOICES
+        for step in recorded_steps(load(path), voice)
+        if (exception := exception_for(step)) is not None
+    }
+    assert [each.limit for each in BEATEN if id(each) not in used] == []
 
 
 @pytest.mark.xdist_group("host")
