@@ -1,0 +1,111 @@
+"""What a step shows, and what ours may do instead: the predicates of the table of exceptions."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from tests.golden.cli_replay import Result, Step, differences, wanted_address
+
+
+def cells(text: str) -> list[list[str]]:
+    """Return the cells of a table, header first."""
+    return [[cell.strip() for cell in line.split("|")] for line in text.splitlines() if line.startswith("|")]
+
+
+def begins(step: Step, *words: str) -> bool:
+    return step.argv[: len(words)] == list(words)
+
+
+def our_voice(step: Step) -> bool:
+    return step.voice == "ipamctl"
+
+
+def same_but_big_numbers(step: Step, result: Result) -> bool:
+    def small(text: str) -> list[list[str]]:
+        return [row for row in cells(text) if not re.search(r":.*/[1-6]?\d$", row[2])]
+
+    exact = all("-" not in row[6] and "9.2234e+18" not in row[6] for row in cells(result.stdout)[1:])
+    return small(step.stdout) == small(result.stdout) and exact and result.exit_code == 0
+
+
+def without_v6_orphans(step: Step, result: Result) -> bool:
+    recorded = cells(step.stdout)
+    mine = cells(result.stdout)
+    return [row for row in mine if row in recorded] == recorded and all(
+        ":" in row[2] for row in mine if row not in recorded
+    )
+
+
+def crash(step: Step) -> bool:
+    return step.recorded["exit_code"] == 2
+
+
+def polite(_step: Step, result: Result) -> bool:
+    return result.exit_code in (0, 1) and "Traceback" not in result.stderr and not result.changed
+
+
+def only_files_differ(step: Step, result: Result) -> bool:
+    return all(each.startswith("file ") for each in differences(step, result))
+
+
+def windows_in_use(step: Step, result: Result) -> bool:
+    reports = [each for each in result.files.values() if isinstance(each, dict)]
+    reserved = [
+        entry
+        for report in reports
+        for group in report["allocations"].values()
+        for entry in group
+        if "Reserved for Windows" in (entry["owners"] or ())
+    ]
+    return only_files_differ(step, result) and bool(reserved) and all(entry["inUse"] for entry in reserved)
+
+
+def has_report(step: Step) -> bool:
+    return any(isinstance(each, dict) for each in (step.recorded.get("files_out") or {}).values())
+
+
+def hostnames_do_not_count(step: Step, result: Result) -> bool:
+    """Of all lines only the numbers that counted an empty address differ."""
+    lines = [text.splitlines() for text in (step.stdout, result.stdout)]
+    numbers = [re.sub(r"\d+", "N", "\n".join(each)) for each in lines]
+    return result.exit_code == 0 and (
+        numbers[0] == numbers[1] or "invalid IP" in step.stdout or len(lines[0]) > len(lines[1])
+    )
+
+
+def released_more(step: Step, result: Result) -> bool:
+    """Stale entries are left out with a reason, and the others of their block are released."""
+    changed = set(result.changed) >= set(step.recorded.get("datastore_changed") or {})
+    code = result.exit_code in ((0, 4) if our_voice(step) else (0,))
+    return changed and code and ("update conflict" in result.stdout or "already been cleaned up" in result.stdout)
+
+
+def kept_unattributed(step: Step, result: Result) -> bool:
+    kept = [key for key in step.recorded["datastore_changed"] if key not in result.changed]
+    said = "Released" in result.stdout or "didn't contain any leaked IPs" in result.stdout
+    return result.exit_code == 0 and bool(kept) and said
+
+
+def nothing_changed(_step: Step, result: Result) -> bool:
+    return result.exit_code == 1 and not result.changed and bool(result.stderr)
+
+
+def with_holder(step: Step, result: Result) -> bool:
+    return (result.stdout, result.exit_code) == (step.stdout, 0) and result.stderr.startswith(
+        f"IP {wanted_address(step.argv)} is in use\n"
+    )
+
+
+def with_owner(step: Step, result: Result) -> bool:
+    notes = [
+        str(value) for key, value in result.changed.items() if "ClusterInformation" in str(value) or "default" in key
+    ]
+    return result.stdout == step.stdout and (
+        "unlock" in step.argv or any("calico-ipam/lock-owner" in text for text in notes)
+    )
+
+
+def but_for_generation(step: Step, result: Result) -> bool:
+    plain = re.sub(r' *"?generation"?: \d+,?\n', "", result.stdout)
+    return differences(step, replace(result, stdout=plain)) == []
