@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 )
 @click.option("--disable-pool", "disabled", multiple=True, metavar="NAME", help="A pool is disabled.")
 @click.option("--enable-pool", "enabled", multiple=True, metavar="NAME", help="A pool is enabled.")
+@click.option("--resize-pool", "resized", multiple=True, metavar="NAME:LENGTH", help="A pool gets blocks of LENGTH.")
 @click.option("--gc", "collect", is_flag=True, help="Leaked addresses are released.")
 @click.option("--pods", type=click.IntRange(0, 100_000), default=0, metavar="NUMBER", help="So many pods start.")
 @click.option("--on", "nodes", multiple=True, metavar="NODE", help="Nodes that they start on, in turn. Default: all.")
@@ -37,6 +38,7 @@ def simulate(
     added: tuple[str, ...],
     disabled: tuple[str, ...],
     enabled: tuple[str, ...],
+    resized: tuple[str, ...],
     collect: bool,
     pods: int,
     nodes: tuple[str, ...],
@@ -50,7 +52,7 @@ def simulate(
     """
     from calico_ipam.engine import simulate as engine
 
-    if not (lost or added or disabled or enabled or collect or pods):
+    if not (lost or added or disabled or enabled or resized or collect or pods):
         raise click.UsageError(
             "Say what should happen, such as --lose-node NAME or --pods 100.", click.get_current_context()
         )
@@ -72,6 +74,11 @@ def simulate(
             engine.change_pool(copy, story, name, disabled=True)
         for name in enabled:
             engine.change_pool(copy, story, name, disabled=False)
+        for text in resized:
+            name, _, length = text.rpartition(":")
+            if not name or not length.lstrip("/").isdecimal():
+                raise click.BadParameter(f"{text!r} is not NAME:LENGTH, such as pods:28.", param_hint="--resize-pool")
+            engine.resize_pool(copy, story, name, int(length.lstrip("/")))
         if collect:
             _collect(copy, story)
         if pods:

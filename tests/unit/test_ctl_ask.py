@@ -176,6 +176,23 @@ def test_a_simulation_changes_nothing(world: Cluster, ctl: Ctl) -> None:
     assert pools["pool-1"]["after"]["inUse"] == 3, "addresses of pods whose endpoints nobody knows stay"
 
 
+def test_a_simulated_change_of_block_size(world: Cluster, ctl: Ctl) -> None:
+    assign(world)
+    before = ctl.ok("datastore", "export")
+    out = ctl.ok("ipam", "simulate", "--resize-pool", "pool-1:28")
+    assert "! pool pool-1 stays disabled; blocks that must empty first: 1, with addresses: 1 on node-1;" in " ".join(
+        out.split()
+    )
+    world.pool("empty", "10.7.0.0/24")
+    assert "pool empty has blocks of /28; empty blocks of the" in ctl.ok(
+        "ipam", "simulate", "--resize-pool", "empty:28"
+    )
+    world.no_pool("empty")
+    assert ctl("ipam", "simulate", "--resize-pool", "empty").exit_code != 0
+    assert ctl.ok("ipam", "simulate", "--resize-pool", "empty:28").startswith("! pool empty cannot get blocks of /28")
+    assert ctl.ok("datastore", "export") == before
+
+
 def test_a_simulation_says_what_does_not_fit(ctl: Ctl, tmp_path: Path) -> None:
     result = ctl("ipam", "simulate", "--pods", "200", "--fail-on-problems")
     assert result.exit_code == 3
