@@ -85,7 +85,7 @@ def _tell(session: Session, lines: list[Line]) -> None:
     marks = {GOOD: "ok ", WARN: "!! ", BAD: "XX "}
     colours = {GOOD: "green", WARN: "yellow", BAD: "red"}
     for each in lines:
-        text = paragraph(f"{marks[each.state]}{each.about}: {each.text}")
+        text = paragraph(f"{marks[each.state]}{each.about}: {each.text}", hanging="     ")
         if session.colours:
             text = click.style(text[:2], fg=colours[each.state]) + text[2:]
         say(text)

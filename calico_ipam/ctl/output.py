@@ -84,6 +84,8 @@ def note(text: str, *, label: str = "note") -> None:
         label, text = text[: len(label)], text[len(label) :]
     else:
         label, text = f"{label}:", f" {text}"
+    if label == "hint:" and errors_on_terminal():
+        text = paragraph(label + text, hanging="      ").removeprefix(label)
     click.echo((label if os.environ.get("NO_COLOR") else click.style(label, fg=colour)) + text, err=True)
 
 
@@ -204,10 +206,10 @@ def _rich_text(cell: str | Cell) -> Text:
     return Text(str(cell), style=_TONES[cell.tone] if isinstance(cell, Cell) else "")
 
 
-def paragraph(text: str, *, indent: str = "") -> str:
+def paragraph(text: str, *, indent: str = "", hanging: str | None = None) -> str:
     """Return text broken into lines that the terminal can hold, at most 80 columns; not at a no-break space.
 
-    Every line is indented, those after the first by two more when there is an ``indent``.
+    Every line is indented, those after the first by ``hanging``, or by two more when there is an ``indent``.
     """
     import shutil
     import textwrap
@@ -219,7 +221,7 @@ def paragraph(text: str, *, indent: str = "") -> str:
         break_on_hyphens=False,
         break_long_words=False,
         initial_indent=indent,
-        subsequent_indent=indent and indent + "  ",
+        subsequent_indent=hanging if hanging is not None else indent and indent + "  ",
     ).replace("\N{NO-BREAK SPACE}", " ")
 
 
