@@ -10,7 +10,9 @@ from tests.kube_tools import KubeServer, wait_until
 ACCOUNT = "calico-cni-plugin"
 KUBEVIRT = {"VirtualMachine": "virtualmachines", "VirtualMachineInstance": "virtualmachineinstances"}
 
-_OURS = "blockaffinities ipamblocks ipamhandles clusterinformations ippools ipreservations ipamconfigs ipamconfigurations"
+_OURS = (
+    "blockaffinities ipamblocks ipamhandles clusterinformations ippools ipreservations ipamconfigs ipamconfigurations"
+)
 _RULES = (
     ([""], ["pods", "nodes", "namespaces"], ["get"]),
     ([""], ["pods/status"], ["patch"]),

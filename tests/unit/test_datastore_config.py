@@ -13,8 +13,8 @@ import pytest
 from calico_ipam.datastore import config
 from calico_ipam.datastore.config import load_settings, open_datastore, open_plugin_datastore, plugin_settings
 from calico_ipam.datastore.settings import DEFAULT_SQLITE_PATH, Settings
-from calico_ipam.model.keys import ConfigKey
 from calico_ipam.errors import InvalidInput, NotConfigured
+from calico_ipam.model.keys import ConfigKey
 
 HEAD = "apiVersion: projectcalico.org/v3\nkind: CalicoAPIConfig\nmetadata:\n"
 
