@@ -10,7 +10,7 @@ import click
 
 from calico_ipam.ctl.commands import Commands, Later
 from calico_ipam.ctl.failures import PartlyDone, Told
-from calico_ipam.ctl.output import document, paragraph, say
+from calico_ipam.ctl.output import document, say
 from calico_ipam.ctl.session import Session, common_options, confirm, pass_session
 
 if TYPE_CHECKING:
@@ -132,7 +132,9 @@ def _bring_in(
         say(f"Would write {what}")
         return
     if session.for_people:
-        say(paragraph(f"{what}; {before.same} are the same, {len(before.extra)} others stay."))
+        say(f"{len(before.missing)} new and {len(before.different)} changed objects")
+        say(f"  from {source}\n  into {target.name}")
+        say(f"({before.same} are the same there, {len(before.extra)} others stay.)")
         confirm(session, "Write them?", assume_yes=yes, refusal="nothing was written.")
     with working(session, "writing"):
         written = write_all(target, objects, merge=merge)
