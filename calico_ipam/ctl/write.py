@@ -129,11 +129,11 @@ def validate(session: Session, /, files: tuple[str, ...], **more: Any) -> None:
 
 def _validated(document: Document) -> None:
     from calico_ipam.model.other_rules import check_resource
-    from calico_ipam.model.pool_rules import PoolRequest, check_new_pool
+    from calico_ipam.model.pool_rules import PoolRequest, check_pool_alone
 
     kind = str(document["kind"])
     if kind == "IPPool":
-        check_new_pool(PoolRequest.from_document(document), ())
+        check_pool_alone(PoolRequest.from_document(document))
     else:
         check_resource(kind, document)
 

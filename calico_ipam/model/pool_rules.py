@@ -141,18 +141,41 @@ def default_pool_name(cidr: str) -> str:
 def check_new_pool(request: PoolRequest, existing: Iterable[Pool], *, schema: bool = True) -> Network:
     """Return the masked CIDR of a pool that breaks no rule that pools alone can tell. Raises InvalidInput.
 
-    The order is upstream's (cli §9.2): the CIDR, then overlaps and host bits, then the other fields, then the rules
-    between fields; each stage is reported as a whole. An existing pool of the same name is not compared: that one is
-    "already exists". Without ``schema`` the rules between fields are left to whoever stores the pool.
+    The order is upstream's (cli §9.2): the CIDR, then overlaps and host bits, then everything else; each stage is
+    reported as a whole. An existing pool of the same name is not compared: that one is "already exists". Without
+    ``schema`` the rules of the schema are left to whoever stores the pool.
     """
     cidr = _cidr(request)
-    last = _schema_rules(request, cidr) if schema else ()
-    stages = (_cidr_rules(request, cidr, existing), _field_rules(request), last)
+    _refuse_first(request, _cidr_rules(request, cidr, existing), _other_rules(request, cidr, schema=schema))
+    return cidr
+
+
+def check_pool_alone(request: PoolRequest) -> None:
+    """Refuse a pool that breaks a rule which it alone can tell: what ``validate`` knows (cli §8.3). Raises
+    InvalidInput."""
+    cidr = _cidr(request)
+    broken = [*_metadata_rules(request)]
+    if _has_host_bits(request, cidr):
+        hint = f"{request.cidr} has host bits set: write {cidr}."
+        reason = "Reason: failed to validate Field: CIDR because of Tag: net "
+        broken.append(Violation("CIDR", request.cidr, reason, hint))
+    broken += [*_field_rules(request), *_schema_rules(request, cidr)]
+    _refuse_first(request, broken)
+
+
+def _refuse_first(request: PoolRequest, *stages: Iterable[Violation]) -> None:
+    """Raise InvalidInput for the first stage in which a rule is broken, with all that is wrong there."""
     for stage in stages:
         broken = list(stage)
         if broken:
             raise refusal(broken, f"{IP_POOL}({request.name})")
-    return cidr
+
+
+def _other_rules(request: PoolRequest, cidr: Network, *, schema: bool) -> Iterator[Violation]:
+    yield from _metadata_rules(request)
+    yield from _field_rules(request)
+    if schema:
+        yield from _schema_rules(request, cidr)
 
 
 def check_existing_blocks(request: PoolRequest, cidr: Network, blocks: Iterable[Network]) -> None:
@@ -202,14 +225,23 @@ def _cidr_rules(request: PoolRequest, cidr: Network, existing: Iterable[Pool]) -
                 f"{IP_POOL}({request.name}) CIDR overlaps with {IP_POOL}({pool.name}) CIDR {pool.cidr_text}",
                 f"Choose a CIDR outside {pool.cidr_text}, or delete pool {pool.name} first.",
             )
-    # Compared by value, not as text: fd5f:0::/48 names the same network as fd5f::/48.
-    if parse_network(request.cidr.partition("/")[0]).network_address != cidr.network_address:
+    if _has_host_bits(request, cidr):
         yield Violation(
             _CIDR_FIELD,
             str(cidr),
             "IPPool CIDR is not strictly masked",
             f"{request.cidr} has host bits set: write {cidr}.",
         )
+
+
+def _has_host_bits(request: PoolRequest, cidr: Network) -> bool:
+    # Compared by value, not as text: fd5f:0::/48 names the same network as fd5f::/48.
+    return parse_network(request.cidr.partition("/")[0]).network_address != cidr.network_address
+
+
+def _metadata_rules(request: PoolRequest) -> Iterator[Violation]:
+    for broken in (*name_rules(request.name), *label_rules(request.labels), *annotation_rules(request.annotations)):
+        yield Violation(broken.field, broken.value, broken.reason, broken.hint)
 
 
 def _field_rules(request: PoolRequest) -> Iterator[Violation]:
@@ -228,78 +260,77 @@ def _field_rules(request: PoolRequest) -> Iterator[Violation]:
             )
     for use in request.allowed_uses:
         if use not in ALLOWED_USES:
-            yield Violation(
-                "IPPool.Spec.AllowedUses", use, f"unknown use: {use}", f"Choose from {', '.join(ALLOWED_USES)}."
-            )
-    for broken in (*name_rules(request.name), *label_rules(request.labels), *annotation_rules(request.annotations)):
-        yield Violation(broken.field, broken.value, broken.reason, broken.hint)
+            given = f"[{' '.join(request.allowed_uses)}]"
+            hint = f"Choose from {', '.join(ALLOWED_USES)}."
+            yield Violation("IPpool.AllowedUses", given, f"unknown use: {use}", hint)
+
+
+# --- the schema: what the definitions of the custom resource say, in their order -----------------------------------
 
 
 def _schema_rules(request: PoolRequest, cidr: Network) -> Iterator[Violation]:
-    for reason, hint in (
-        *_size_rules(request, cidr),
-        *_mode_rules(request, cidr),
-        *_use_rules(request),
-        *_text_rules(request),
-    ):
+    yield from _value_rules(request, cidr)
+    rules = (*_mode_rules(request, cidr), *_use_rules(request), *_global_rules(request), *_size_rules(request, cidr))
+    for reason, hint in rules:
         yield Violation("spec", None, reason, hint)
 
 
-def _size_rules(request: PoolRequest, cidr: Network) -> Iterator[tuple[str, str]]:
-    shortest, longest = BLOCK_SIZE_RANGE[cidr.version]
-    prefix = request.block_prefix(cidr)
-    if not shortest <= prefix <= longest:
-        yield (
-            "blockSize must be between 20 and 32 for IPv4 pools, and between 116 and 128 for IPv6 pools",
-            f"/{prefix} is no block size for IPv{cidr.version}; "
-            f"leave --block-size out to get /{DEFAULT_BLOCK_SIZE[cidr.version]}.",
-        )
-    elif not request.disabled and cidr.prefixlen > prefix:
-        yield (
-            "IP pool size is too small for use with Calico IPAM. It must be equal to or greater than the block size.",
-            f"One block of /{prefix} does not fit into {cidr}: "
-            f"use --block-size {max(cidr.prefixlen, shortest)} or a wider CIDR.",
-        )
-    link_local = parse_network(_LINK_LOCAL[cidr.version])
-    if overlaps(cidr, link_local):
-        yield (
-            f"IPPool CIDR overlaps with IPv{cidr.version} link local range {link_local}",
-            "Link-local addresses are used by the hosts themselves; choose another range.",
-        )
+def _value_rules(request: PoolRequest, cidr: Network) -> Iterator[Violation]:
+    """Yield what is wrong with one value alone."""
+    for index, use in enumerate(request.allowed_uses):
+        yield from _one_of(f"allowedUses[{index}]", use, ALLOWED_USES)
+    if len(request.allowed_uses) > _MOST_USES:
+        yield Violation("spec.allowedUses", None, f"must have at most {_MOST_USES} items", "Name each use once.")
+    yield from _one_of("assignmentMode", request.assignment_mode, ASSIGNMENT_MODES)
+    longest = BLOCK_SIZE_RANGE[6][1]
+    for wrong, bound in (
+        (request.block_size < 0, "greater than or equal to 0"),
+        (request.block_size > longest, f"less than or equal to {longest}"),
+    ):
+        if wrong:
+            yield Violation("spec.blockSize", None, f"spec.blockSize in body should be {bound}", "Leave it out.")
+    yield from _at_most("cidr", str(cidr), _LONGEST_CIDR)
+    yield from _one_of("ipipMode", request.ipip_mode, ENCAPSULATION_MODES)
+    yield from _at_most("namespaceSelector", request.namespace_selector, _LONGEST_SELECTOR)
+    yield from _at_most("nodeSelector", request.node_selector, _LONGEST_SELECTOR)
+    yield from _one_of("vxlanMode", request.vxlan_mode, ENCAPSULATION_MODES)
+
+
+def _one_of(name: str, value: str, supported: Sequence[str]) -> Iterator[Violation]:
+    if value not in supported:
+        names = ", ".join(f'"{each}"' for each in supported)
+        yield Violation(f"spec.{name}", None, f"supported values: {names}", f"{name} cannot be {value!r}.")
+
+
+def _at_most(name: str, text: str, longest: int) -> Iterator[Violation]:
+    if len(text) > longest:
+        yield Violation(f"spec.{name}", None, f"may not be more than {longest} bytes", f"Shorten {name}.")
 
 
 def _mode_rules(request: PoolRequest, cidr: Network) -> Iterator[tuple[str, str]]:
-    for title, value, supported in (
-        ("ipipMode", request.ipip_mode, ENCAPSULATION_MODES),
-        ("vxlanMode", request.vxlan_mode, ENCAPSULATION_MODES),
-        ("assignmentMode", request.assignment_mode, ASSIGNMENT_MODES),
-    ):
-        if value not in supported:
-            names = ", ".join(f'"{name}"' for name in supported)
-            yield f"supported values: {names}", f"{title} cannot be {value!r}."
     if request.ipip_mode != NEVER and request.vxlan_mode != NEVER:
         yield "ipipMode and vxlanMode cannot both be enabled", "Set one of them to Never."
+    balances = LOAD_BALANCER_USE in request.uses
+    if balances and request.encapsulated:
+        yield "LoadBalancer IP pool cannot have IPIP or VXLAN enabled", "Set both modes to Never."
+    if balances and (WORKLOAD in request.uses or TUNNEL in request.uses):
+        yield (
+            "LoadBalancer cannot be combined with Workload or Tunnel allowed uses",
+            "Make a pool of its own for load balancers.",
+        )
     if cidr.version == 6 and request.ipip_mode != NEVER:
         yield "IPIP is not supported on IPv6 pools", "Use vxlanMode, or none."
 
 
 def _use_rules(request: PoolRequest) -> Iterator[tuple[str, str]]:
-    selector = request.node_selector or "all()"
-    if LOAD_BALANCER_USE in request.uses:
-        if request.encapsulated:
-            yield "LoadBalancer IP pool cannot have IPIP or VXLAN enabled", "Set both modes to Never."
-        if WORKLOAD in request.uses or TUNNEL in request.uses:
-            yield (
-                "LoadBalancer cannot be combined with Workload or Tunnel allowed uses",
-                "Make a pool of its own for load balancers.",
-            )
-        if request.disable_bgp_export:
-            yield "LoadBalancer IP pools cannot disable BGP export", "Leave BGP export on."
-        if selector != "all()":
-            yield (
-                "IP Pool with AllowedUse LoadBalancer must have nodeSelector set to all()",
-                "Leave --node-selector out: load balancer addresses belong to no node.",
-            )
+    balances = LOAD_BALANCER_USE in request.uses
+    if balances and request.disable_bgp_export:
+        yield "LoadBalancer IP pools cannot disable BGP export", "Leave BGP export on."
+    if balances and (request.node_selector or "all()") != "all()":
+        yield (
+            "IP Pool with AllowedUse LoadBalancer must have nodeSelector set to all()",
+            "Leave --node-selector out: load balancer addresses belong to no node.",
+        )
     if TUNNEL in request.uses and request.namespace_selector:
         yield (
             "IP Pool with AllowedUse Tunnel cannot have namespaceSelector",
@@ -307,16 +338,38 @@ def _use_rules(request: PoolRequest) -> Iterator[tuple[str, str]]:
         )
 
 
-def _text_rules(request: PoolRequest) -> Iterator[tuple[str, str]]:
+def _global_rules(request: PoolRequest) -> Iterator[tuple[str, str]]:
     for title, text in (("nodeSelector", request.node_selector), ("namespaceSelector", request.namespace_selector)):
         if "global(" in text:
             yield f"global() selector is not valid for IPPool {title}", "Leave global() out."
-        if len(text) > _LONGEST_SELECTOR:
-            yield f"spec.{title} in body should be at most {_LONGEST_SELECTOR} chars long", "Shorten the selector."
-    if len(request.cidr) > _LONGEST_CIDR:
-        yield f"spec.cidr in body should be at most {_LONGEST_CIDR} chars long", "Write the CIDR in its short form."
-    if len(request.allowed_uses) > _MOST_USES:
-        yield f"spec.allowedUses in body should have at most {_MOST_USES} items", "Name each use once."
+
+
+def _size_rules(request: PoolRequest, cidr: Network) -> Iterator[tuple[str, str]]:
+    if _has_host_bits(request, cidr):  # elsewhere it was refused before, in other words
+        yield "IPPool CIDR must be strictly masked", ""
+    link_local = parse_network(_LINK_LOCAL[cidr.version])
+    if overlaps(cidr, link_local):
+        yield (
+            f"IPPool CIDR overlaps with IPv{cidr.version} link local range {link_local}",
+            "Link-local addresses are used by the hosts themselves; choose another range.",
+        )
+    shortest, longest = BLOCK_SIZE_RANGE[cidr.version]
+    prefix = request.block_prefix(cidr)
+    possible = shortest <= prefix <= longest
+    if not possible:
+        yield (
+            "blockSize must be between 20 and 32 for IPv4 pools, and between 116 and 128 for IPv6 pools",
+            f"/{prefix} is no block size for IPv{cidr.version}; "
+            f"leave --block-size out to get /{DEFAULT_BLOCK_SIZE[cidr.version]}.",
+        )
+    if not request.disabled and cidr.prefixlen > prefix:
+        yield (
+            "IP pool size is too small for use with Calico IPAM. It must be equal to or greater than the block size.",
+            f"One block of /{prefix} does not fit into {cidr}: "
+            f"use --block-size {max(cidr.prefixlen, shortest)} or a wider CIDR."
+            if possible
+            else "",
+        )
 
 
 def check_changed_pool(request: PoolRequest, stored: Resource, *, schema: bool = True) -> Network:
@@ -333,29 +386,24 @@ def check_changed_pool(request: PoolRequest, stored: Resource, *, schema: bool =
             "Make another pool for workloads.",
         )
         raise refusal([broken], f"{IP_POOL}({request.name})")
-    last = _schema_rules(request, cidr) if schema else ()
-    stages = (_change_rules(request, cidr, stored), _field_rules(request), last)
-    for stage in stages:
-        found = list(stage)
-        if found:
-            raise refusal(found, f"{IP_POOL}({request.name})")
+    _refuse_first(request, _change_rules(request, cidr, stored), _other_rules(request, cidr, schema=schema))
     return cidr
 
 
 def _change_rules(request: PoolRequest, cidr: Network, stored: Resource) -> Iterator[Violation]:
     before = str(stored.spec.get("cidr") or "")
     try:
-        same = before == str(cidr) or parse_network(before) == cidr
+        network = parse_network(before)
     except InvalidInput:
-        same = False
-    if not same:
+        network = None
+    if network != cidr:
         yield Violation(
             _CIDR_FIELD,
             str(cidr),
             "IPPool CIDR cannot be modified",
             f"Pool {request.name} has {before}; make a new pool.",
         )
-    version = parse_network(before).version if same else cidr.version
+    version = network.version if network is not None else cidr.version
     size = int(stored.spec.get("blockSize") or 0) or DEFAULT_BLOCK_SIZE[version]
     if request.block_prefix(cidr) != size:
         yield Violation(

@@ -14,6 +14,7 @@ from calico_ipam.model.pool_rules import (
     PoolRequest,
     check_existing_blocks,
     check_new_pool,
+    check_pool_alone,
     default_pool_name,
     ula_network,
 )
@@ -50,7 +51,6 @@ LB: dict[str, Any] = {"allowed_uses": ("LoadBalancer",)}
         (ask("10.0.0.0/16", block_size=19), f"spec ({BLOCK_SIZE})", "/19 is no block size for IPv4"),
         (ask("10.0.0.0/16", block_size=33), f"spec ({BLOCK_SIZE})", "to get /26"),
         (ask("fd00::/64", block_size=115), f"spec ({BLOCK_SIZE})", "to get /122"),
-        (ask("fd00::/64", block_size=26), f"spec ({BLOCK_SIZE})", "/26 is no block size for IPv6"),
         (ask("10.0.250.0/32"), f"spec ({TOO_SMALL})", "use --block-size 32"),
         (ask("::/128"), f"spec ({TOO_SMALL})", "use --block-size 128"),
         (ask("192.168.0.0/27"), f"spec ({TOO_SMALL})", "One block of /26 does not fit into 192.168.0.0/27"),
@@ -63,7 +63,6 @@ LB: dict[str, Any] = {"allowed_uses": ("LoadBalancer",)}
             "NamespaceSelector = 'a = b' (Reason: failed to validate Field: NamespaceSelector",
             "--namespace-selector does not parse",
         ),
-        (ask("10.0.0.0/16", allowed_uses=("Gremlin",)), "(unknown use: Gremlin)", "Choose from Workload"),
         (ask("10.0.0.0/16", name="Bad_Name"), "Metadata.Name = 'Bad_Name' (name must consist", "lower-case"),
         (ask("10.0.0.0/16", name=""), "Metadata.Name = '' (name must consist", "lower-case"),
         (ask("10.0.0.0/16", name="a" * 254), "(name must consist", "at most 253"),
@@ -77,7 +76,11 @@ LB: dict[str, Any] = {"allowed_uses": ("LoadBalancer",)}
         (ask("10.0.0.0/16", node_selector="!all()", **LB), "must have nodeSelector set to all()", "--node-selector"),
         (ask("10.0.0.0/16", namespace_selector="a == 'b'"), "cannot have namespaceSelector", "--allowed-use Workload"),
         (ask("10.0.0.0/16", node_selector="global()"), "global() selector is not valid for IPPool nodeSelector", ""),
-        (ask("10.0.0.0/16", node_selector=f"a == '{'b' * 1024}'"), "at most 1024 chars long", "Shorten"),
+        (
+            ask("10.0.0.0/16", node_selector=f"a == '{'b' * 1024}'"),
+            "spec.nodeSelector (may not be more than 1024 bytes)",
+            "Shorten",
+        ),
         (ask("10.0.0.0/16", allowed_uses=("Workload",) * 11), "at most 10 items", "once"),
     ],
 )
@@ -133,15 +136,88 @@ def test_every_overlap_is_named() -> None:
     assert len(caught.value.hint.splitlines()) == 2
 
 
+def several(request: PoolRequest) -> str:
+    """Return what is said of a pool in which several rules are broken."""
+    with pytest.raises(InvalidInput) as caught:
+        check_new_pool(request, [])
+    head, *lines = str(caught.value).splitlines()
+    assert head == "error with the following fields:"
+    return "\n".join(line.removeprefix("-  ") for line in lines)
+
+
 def test_stages_are_told_one_after_the_other() -> None:
-    """Host bits hide the field rules, and those the rules between fields, as upstream."""
-    worst = ask("10.0.1.5/24", block_size=19, node_selector="a ==", allowed_uses=("Gremlin",))
+    """Host bits hide everything else; the rest is told at once, as upstream: metadata, fields, the schema's order."""
+    worst = ask(
+        "10.0.1.5/24", name="Bad", block_size=19, node_selector="a ==", allowed_uses=("Gremlin",), ipip_mode="Maybe"
+    )
     with pytest.raises(InvalidInput, match="not strictly masked") as caught:
         check_new_pool(worst, [])
     assert "Gremlin" not in str(caught.value)
-    with pytest.raises(InvalidInput, match="unknown use: Gremlin") as caught:
-        check_new_pool(replace(worst, cidr="10.0.1.0/24"), [])
-    assert "blockSize" not in str(caught.value)
+    starts = [
+        "Metadata.Name = 'Bad' (name must consist",
+        "NodeSelector = 'a ==' (Reason",
+        "IPpool.AllowedUses = '[Gremlin]' (unknown use: Gremlin)",
+        'spec.allowedUses[0] (supported values: "Workload", "Tunnel", "LoadBalancer")',
+        'spec.ipipMode (supported values: "Never", "Always", "CrossSubnet")',
+        f"spec ({BLOCK_SIZE})",
+        f"spec ({TOO_SMALL})",
+    ]
+    lines = several(replace(worst, cidr="10.0.1.0/24")).splitlines()
+    assert [line.startswith(start) for line, start in zip(lines, starts, strict=True)] == [True] * len(starts)
+
+
+def test_what_the_api_server_checks_is_left_to_it() -> None:
+    with pytest.raises(InvalidInput) as caught:
+        check_new_pool(ask("10.0.1.0/24", block_size=19, allowed_uses=("Workload", "Gremlin")), [], schema=False)
+    assert str(caught.value) == "error with field IPpool.AllowedUses = '[Workload Gremlin]' (unknown use: Gremlin)"
+
+
+@pytest.mark.parametrize(
+    ("request_", "lines"),
+    [
+        (ask("fd00::/64", block_size=26), [f"spec ({BLOCK_SIZE})", f"spec ({TOO_SMALL})"]),
+        (
+            ask("10.0.0.0/24", block_size=129),
+            ["spec.blockSize (spec.blockSize in body should be less than or equal to 128)", f"spec ({BLOCK_SIZE})"],
+        ),
+        (
+            ask("10.0.0.0/16", ipip_mode="Always", vxlan_mode="Always", **LB),
+            [
+                "spec (ipipMode and vxlanMode cannot both be enabled)",
+                "spec (LoadBalancer IP pool cannot have IPIP or VXLAN enabled)",
+            ],
+        ),
+        (
+            ask("fe80::/128", ipip_mode="CrossSubnet"),
+            [
+                "spec (IPIP is not supported on IPv6 pools)",
+                "spec (IPPool CIDR overlaps with IPv6 link local range fe80::/10)",
+                f"spec ({TOO_SMALL})",
+            ],
+        ),
+        (
+            ask("10.0.0.0/16", allowed_uses=ALL, namespace_selector="global()"),
+            [
+                "spec (LoadBalancer cannot be combined with Workload or Tunnel allowed uses)",
+                "spec (IP Pool with AllowedUse Tunnel cannot have namespaceSelector)",
+                "spec (global() selector is not valid for IPPool namespaceSelector)",
+            ],
+        ),
+    ],
+)
+def test_several_rules_are_told_in_the_order_of_the_definition(request_: PoolRequest, lines: list[str]) -> None:
+    assert several(request_).splitlines() == lines
+
+
+def test_a_pool_alone_is_told_its_host_bits_beside_everything_else() -> None:
+    with pytest.raises(InvalidInput) as caught:
+        check_pool_alone(ask("10.0.1.5/24", node_selector="a =="))
+    assert str(caught.value) == (
+        "error with the following fields:\n"
+        "-  CIDR = '10.0.1.5/24' (Reason: failed to validate Field: CIDR because of Tag: net )\n"
+        "-  NodeSelector = 'a ==' (Reason: failed to validate Field: NodeSelector because of Tag: selector )\n"
+        "-  spec (IPPool CIDR must be strictly masked)\n"
+    )
 
 
 BLOCKS = [parse_network(text) for text in ("10.0.1.0/26", "10.0.9.0/28", "fd00::/122")]
