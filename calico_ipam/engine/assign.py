@@ -1,6 +1,7 @@
 """Automatic assignment (ipam-library §11): from the host's own blocks, from a new one, or borrowed.
 
-The requests of a call: one read of everything that decides; one of the host's own blocks; one list of all blocks only
+The requests of a call: one read of everything that decides; one of the host's own blocks (none in a process that used
+them before: :mod:`familiar`); one list of all blocks only
 when none of those has room (ruling 15); a commit per claimed block and one per block that addresses are taken from.
 """
 
@@ -142,6 +143,7 @@ class _Job:
             block = source.next(at_least=1)
             owner = self.request.owner if self.world.config.strict_affinity else None
             self.take(block, owner)
+        self.engine.familiar.note(self.request.owner, self.version, source.looked)
 
     def _borrow(self, blocks: BlockMap) -> None:
         """Take single addresses from blocks of others, in this host's order (§11.5, limit L6: no probing)."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from itertools import takewhile
 
-from calico_ipam.datastore.api import Delete, Entry
+from calico_ipam.datastore.api import Delete, Entry, Snapshot
 from calico_ipam.engine.affinity_release import release_affinity
 from calico_ipam.engine.claim import block_of_row, claim_block
 from calico_ipam.engine.prepare import Family, in_pools
@@ -48,6 +49,7 @@ class BlockSource:
         self._family = family
         self._request = request
         self._limited = limited
+        self.looked: list[Network] = []  #: blocks of ours that were looked at, the one handed out last at the end
         self._own = self._owned_blocks(family.rows)
         self._consistent = engine.store.capabilities.snapshot_reads
         self._owned = 0
@@ -80,6 +82,7 @@ class BlockSource:
                 hint="AutoAllocateBlocks is off and the blocks this host owns are full: claim one for it first.",
             )
         block = self._claim(at_least)
+        self.looked.append(block.cidr)
         self._owned += 1
         return block
 
@@ -109,6 +112,30 @@ class BlockSource:
         listing = self._engine.store.list(Affinities(owner.kind, owner.host, self._family.version))
         return tuple(row for row in listing if row.cidr not in known and in_pools(self._family.pools, row))
 
+    def _looks(self, rows: Sequence[Entry]) -> Iterator[tuple[Sequence[Entry], Snapshot]]:
+        """Yield our rows with a snapshot of their blocks: first those that were read on a guess and are as expected."""
+        guessed = list(takewhile(self._guessed, rows))
+        if guessed:
+            yield guessed, self._family.world.snapshot
+        for batch in self._batches(rows[len(guessed) :]):
+            try:
+                yield batch, self._engine.store.read(*(BlockKey(row.cidr) for row in batch))
+            except StoreError as error:
+                # The list of all blocks, which comes next, may still show their room.
+                self._owned += len(batch)
+                log.warning("blocks of this host cannot be read: %s", error)
+
+    def _guessed(self, row: Entry) -> bool:
+        """Tell whether a row's block is in the first read already, and fits the row (:mod:`prelude`)."""
+        snapshot, key = self._family.world.snapshot, BlockKey(row.cidr)
+        if key not in snapshot:
+            return False
+        try:
+            stored = snapshot.entry(key)
+        except StoreDamaged:
+            return False
+        return stored is not None and stored.value.owned_by(self._request.owner) and row.value.usable
+
     def _batches(self, rows: Sequence[Entry]) -> Iterator[Sequence[Entry]]:
         start, size = 0, READ_AT_ONCE if self._consistent else 1
         while start < len(rows):
@@ -117,14 +144,7 @@ class BlockSource:
 
     def _owned_blocks(self, rows: Sequence[Entry]) -> Iterator[Entry]:
         """Yield our blocks; count them only once they are known to be ours (limit L17)."""
-        for batch in self._batches(rows):
-            try:
-                snapshot = self._engine.store.read(*(BlockKey(row.cidr) for row in batch))
-            except StoreError as error:
-                # The list of all blocks, which comes next, may still show their room.
-                self._owned += len(batch)
-                log.warning("blocks of this host cannot be read: %s", error)
-                continue
+        for batch, snapshot in self._looks(rows):
             for row in batch:
                 cidr = row.cidr
                 try:
@@ -144,6 +164,7 @@ class BlockSource:
                     continue
                 self._owned += 1
                 self._free += self._room(block.value)
+                self.looked.append(cidr)
                 yield block
 
     # --- new blocks ----------------------------------------------------------------------------------------

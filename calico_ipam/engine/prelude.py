@@ -14,6 +14,9 @@ API a read is left out, or answered from the server's cache, only for one of the
 - *The list of all blocks*, when one has to be claimed, may be a moment old: the claim creates the block, which fails if
   somebody has it. It is read again, consistently, before it is concluded that nothing is left.
 
+The blocks that the last call of this process used are asked for on a guess (:mod:`familiar`). Beside the rows they
+may be older than these: one that is not the host's, or whose row is not confirmed, is read again.
+
 Pools, reservations, settings and the blocks that addresses are taken from are always read consistently.
 """
 
@@ -43,6 +46,7 @@ def look_for(engine: Engine, request: Request, versions: Sequence[int], *more: K
     Raises the errors of the store.
     """
     wanted: list[Key | Scope] = [rows_of(request, version) for version in versions]
+    wanted += engine.familiar.of(request.owner, versions)
     needs_node = request.use != LOAD_BALANCER_USE  # the load balancer's node is a synthetic one
     if needs_node and engine.store.capabilities.snapshot_reads:
         wanted.append(node_key(request.host))

@@ -242,7 +242,9 @@ def release_by_handle(engine: Engine, handle: str) -> None:
     """
     handle = sanitise_handle(handle)
     key = HandleKey(handle)
-    world = engine.look(key)  # a handle without a name is refused by every store, in words of its own
+    world = engine.look(
+        key, *engine.familiar.latest()
+    )  # a handle without a name is refused by every store, in words of its own
     entry = world.snapshot.entry(key)
     if entry is None:
         raise world.snapshot.missing(key)
@@ -258,14 +260,14 @@ def release_by_handle(engine: Engine, handle: str) -> None:
 
 def _release_batch(engine: Engine, world: World, entry: Entry, unreadable: dict[Network, StoreDamaged]) -> Entry | None:
     """Release as many blocks of a handle as a commit takes; return the handle as it is then, None when all is done."""
-    key = entry.key
+    key, first = entry.key, world.snapshot.entry(entry.key)
     for attempt in engine.retry.tries(f"releasing {key}"):
         if attempt:
             again = engine.store.read(key).entry(key)
             if again is None:
                 return None  # somebody else, or our own write whose answer was lost, finished it
             entry = again
-        batch = _batch(engine, world, entry, unreadable)
+        batch = _batch(engine, world, entry, unreadable, world.snapshot if entry is first else None)
         try:
             # Blocks first, then the handle: a crash in between leaves a handle that counts too many.
             stored = engine.store.commit(*batch.writes) if batch.writes else (entry,)
@@ -278,11 +280,19 @@ def _release_batch(engine: Engine, world: World, entry: Entry, unreadable: dict[
     raise AssertionError("tries() never ends quietly")
 
 
-def _batch(engine: Engine, world: World, entry: Entry, unreadable: dict[Network, StoreDamaged]) -> _Batch:
+def _batch(
+    engine: Engine,
+    world: World,
+    entry: Entry,
+    unreadable: dict[Network, StoreDamaged],
+    guess: Snapshot | None,
+) -> _Batch:
     handle: Handle = entry.value
     todo = [cidr for cidr in handle.counts() if cidr not in unreadable]
     cidrs = _fitting(todo)
-    snapshot = engine.store.read(*(BlockKey(cidr) for cidr in cidrs)) if cidrs else None
+    snapshot = guess
+    if cidrs and (guess is None or not all(_shows(guess, cidr, handle.id) for cidr in cidrs)):
+        snapshot = engine.store.read(*(BlockKey(cidr) for cidr in cidrs))
     left, writes, changed = handle, [], []
     for cidr in cidrs:
         assert snapshot is not None  # noqa: S101 - there are blocks, so they were read
@@ -306,6 +316,22 @@ def _batch(engine: Engine, world: World, entry: Entry, unreadable: dict[Network,
     if left != handle or left.empty:
         writes.append(handle_write(HandleKey(handle.id), entry, left))
     return _Batch(tuple(writes), tuple(changed), len(cidrs) == len(todo))
+
+
+def _shows(guess: Snapshot, cidr: Network, handle: str) -> bool:
+    """Tell whether a block that was read beside the handle, perhaps a moment earlier, shows addresses of it.
+
+    Then it is written, so that what is old about it is found out. That it holds nothing is only believed of a block
+    that was read after the handle.
+    """
+    key = BlockKey(cidr)
+    if key not in guess:
+        return False
+    try:
+        stored = guess.entry(key)
+    except StoreDamaged:
+        return False
+    return stored is not None and bool(stored.value.held_by(handle))
 
 
 def _fitting(cidrs: Sequence[Network]) -> Sequence[Network]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import socket
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from calico_ipam.datastore.api import Datastore, Deadline, Snapshot
+from calico_ipam.engine.familiar import Familiar
 from calico_ipam.engine.policy import Clock, Retry
 from calico_ipam.errors import IPAMError, RefusedError
 from calico_ipam.model.block import Block
@@ -37,6 +38,7 @@ class Engine:
     hostname: str | None = None
     pools: Callable[[], Sequence[Pool]] | None = None
     reservations: Callable[[], Reservations] | None = None
+    familiar: Familiar = field(default_factory=Familiar)
 
     def host(self, given: str | None) -> str:
         """Return the host that acts: the one given, ours, or the OS host name trimmed and in lower case (§4)."""

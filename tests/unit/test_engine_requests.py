@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from calico_ipam.datastore.api import Create
+from calico_ipam.engine.client import IPAM
 from calico_ipam.model.addresses import blocks_in, parse_address, parse_network
 from calico_ipam.model.affinity import HOST, Affinity, BlockOwner
 from calico_ipam.model.block import Block, ReleaseOption
@@ -40,6 +41,11 @@ def asked(world: Cluster) -> dict[str, int]:
     return counts
 
 
+def anew(world: Cluster) -> IPAM:
+    """Return what a plugin call has: an IPAM that has done nothing yet."""
+    return IPAM(world.store, clock=world.clock)
+
+
 def test_first_address_of_a_host(busy: Cluster) -> None:
     busy.store.reset()
     busy.auto(handle="h")
@@ -51,6 +57,14 @@ def test_further_addresses(busy: Cluster) -> None:
     busy.store.reset()
     busy.auto(handle="h")
     assert busy.store.objects["Blocks"] == 0, "no list of blocks while an own block has room (ruling 15)"
+    assert asked(busy) == {"read": 1, "commit": 1}, "the block that was used last is read along with the rest"
+
+
+def test_further_addresses_from_another_process(busy: Cluster) -> None:
+    busy.auto(handle="first")
+    busy.store.reset()
+    anew(busy).auto_assign(use="Workload", num4=1, handle="h", hostname="node-1")
+    assert busy.store.objects["Blocks"] == 0, "no list of blocks while an own block has room (ruling 15)"
     assert asked(busy) == {"read": 2, "commit": 1}
 
 
@@ -58,6 +72,13 @@ def test_release_by_handle(busy: Cluster) -> None:
     busy.auto(handle="h")
     busy.store.reset()
     busy.ipam.release_by_handle("h")
+    assert asked(busy) == {"read": 1, "commit": 1}
+
+
+def test_release_by_handle_from_another_process(busy: Cluster) -> None:
+    busy.auto(handle="h")
+    busy.store.reset()
+    anew(busy).release_by_handle("h")
     assert asked(busy) == {"read": 2, "commit": 1}
 
 
