@@ -87,6 +87,7 @@ class Collector:
         self.inbox = Inbox(clock)
         gated = GatedStore(place.store, self._permit, Bucket(clock, settings.write_qps))
         self.engine = Engine(gated, clock, Retry(clock=clock))
+        self._status_store = GatedStore(place.store, self._permit_status, Bucket(clock, settings.write_qps))
         self.events = self._events()
         self.controller = self._controller()
         intake = Intake(
@@ -214,6 +215,13 @@ class Collector:
         self.inbox.call(self.controller.step_down)
 
     def _permit(self) -> None:
+        """Raise NotAllowed unless Calico's data may be written at this moment, whatever was decided before."""
+        self._permit_status()
+        if not self.controller.state.ready:
+            raise NotAllowed("the datastore is locked: nothing is written", hint="Unlock it; it goes on by itself.")
+
+    def _permit_status(self) -> None:
+        """The lock is about Calico's data, not about what this program says of itself."""
         if self.settings.dry_run:
             refuse_all()
         if not self.electing or self.unelected:
@@ -269,7 +277,7 @@ class Collector:
         if store is not None:
             environ["DATASTORE_TYPE"] = "kubernetes"
         try:
-            self._permit()
-            ensure(self.engine.store, store.api if store is not None else None, environ)
+            self._permit_status()
+            ensure(self._status_store, store.api if store is not None else None, environ)
         except IPAMError as error:
             log.warning("KubeControllersConfiguration default was not updated: %s", error)

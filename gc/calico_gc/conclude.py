@@ -44,8 +44,9 @@ def progress(controller: Controller, part: Released) -> None:
         if _same(controller, allocation):
             controller.state.suspect(allocation.key, None)
             controller.state.mark_dirty(allocation.node)
+    level = logging.INFO if isinstance(part.error, NotAllowed) else logging.WARNING
     for allocation in part.failed:
-        log.warning("leaked IP was not collected and stays for now: %s: %s", allocation.id, part.error)
+        log.log(level, "leaked IP was not collected and stays for now: %s: %s", allocation.id, part.error)
 
 
 def _same(controller: Controller, allocation: Allocation) -> bool:
@@ -65,7 +66,7 @@ def conclude(controller: Controller, action: Action, answer: Answer) -> None:
         return
     error = answer.error
     if isinstance(error, NotAllowed):
-        log.warning("%s was not done: %s", action.key, error)
+        log.info("%s was not done: %s", action.key, error)
     if error is None:
         controller.backoff.succeeded(action.key)
     else:

@@ -23,7 +23,7 @@ from calico_gc.options import Options
 from calico_gc.record import Record
 from calico_gc.state import State
 from calico_gc.suspicion import Moment
-from calico_gc.timing import Backoff, Clock, moment
+from calico_gc.timing import Backoff, Clock, Jumps, moment
 from calico_gc.work import Action, ActionKey, Answer, same_work
 from calico_ipam.errors import IPAMError
 from calico_ipam.model.config import IPAMConfig
@@ -64,6 +64,7 @@ class Controller:
     active: bool = True  #: leader, or alone
     busy: dict[ActionKey, Action] = field(default_factory=dict)  #: actions that are with a worker
     backoff: Backoff = field(default_factory=Backoff)
+    jumps: Jumps = field(default_factory=Jumps)
     leaving: dict[str, None] = field(default_factory=dict)  #: nodes that are gone and use nothing
     held: tuple[AllocationKey, ...] = ()
     refused: dict[str, str] = field(default_factory=dict)  #: empty block that was not given back -> its revision
@@ -85,6 +86,7 @@ class Controller:
     def node_changed(self, name: str) -> None:
         """A Calico node came or went: what waited because of it is tried again at once."""
         self.backoff.succeeded(("node", name))
+        self.backoff.succeeded(("look", name))
         for allocation in self.state.by_node.get(name, {}).values():
             self.backoff.succeeded(("release", allocation.block))
 
@@ -109,6 +111,8 @@ class Controller:
             self.record.syncs["skipped"] += 1
             return False
         now = moment(self.clock)
+        if jump := self.jumps.jumped(now):
+            log.warning("this machine's clock was set by %+.0f s: cooling addresses wait for a whole cooldown", jump)
         self._scan(now)
         self._release_leaks(now)
         self._thaw(now)
@@ -128,6 +132,7 @@ class Controller:
     def _scan(self, now: Moment) -> None:
         full, self.state.full_scan = self.state.full_scan, False
         names = list(self.state.nodes_of_interest() if full else self.state.dirty)
+        names = [name for name in names if self.backoff.ready(("look", name), now.mono)]
         for decision in self._decisions(names, now):
             self._believe(decision, now)
         if full:
@@ -157,8 +162,9 @@ class Controller:
         node = decision.node
         if decision.look_again:
             self.state.mark_dirty(node)
-            self.sleep_until(now.mono + 1.0)
+            self.backoff.failed(("look", node), now.mono)
             return
+        self.backoff.succeeded(("look", node))
         for key, suspicion in decision.suspicions.items():
             before = self.state.suspects.get(key)
             if before is None and suspicion is None:
@@ -264,6 +270,9 @@ class Controller:
                 self.sleep_until(now.mono + CONFIG_SECONDS)
                 return
         config = self._config[1]
+        if now.mono < (settled := self.jumps.settled_at(config.cooldown_seconds)):
+            self.sleep_until(settled)
+            return
         for cidr in decide.cooled_down(self.state.cold, config.cooldown_seconds, now):
             tracked = self.state.blocks[cidr]
             if self.thawed.get(cidr) != tracked.revision:

@@ -88,6 +88,8 @@ def verdict(allocation: Allocation, knode: str, workloads: Workloads, rules: Rul
         return _machine_verdict(allocation, workloads.machines)
     if not allocation.of_pod:
         return Verdict(reasons.CONTAINER_GONE) if workloads.container_gone(allocation) else ALIVE
+    if ".vmi." in allocation.handle:
+        return ALIVE  # a machine's, which its attributes do not name: nobody can tell whether it lives
     pod = workloads.pod(allocation.pod)
     if pod is None:
         return Verdict(reasons.POD_NOT_FOUND)
@@ -97,6 +99,7 @@ def verdict(allocation: Allocation, knode: str, workloads: Workloads, rules: Rul
 
 
 def _machine_verdict(allocation: Allocation, machines: VirtualMachines | None) -> Verdict:
+    """Machines keep their addresses from pod to pod, so pods say nothing of them (gc §7.1)."""
     namespace, name = allocation.pod[0], allocation.attrs.get(VMI_NAME, "")
     if machines is None or not namespace or not name or machines.alive((namespace, name)):
         return ALIVE
@@ -238,7 +241,7 @@ def _suspicion(
         return leaked(before, reason, rules.machine_grace, now, node.knode)
     if rules.leak_grace is not None:
         return leaked(before, reason, rules.leak_grace, now, node.knode)
-    return before
+    return None
 
 
 # --- what may be released together ----------------------------------------------------------------------------

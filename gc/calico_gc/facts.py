@@ -177,9 +177,13 @@ def _secondary(annotations: Mapping[str, Any]) -> tuple[str, ...] | None:
             networks = json.loads(text)
         except (TypeError, ValueError):
             return None  # what cannot be read may name any address
-        for network in networks if isinstance(networks, list) else ():
-            ips = mapping(network).get("ips")
-            found += [str(ip) for ip in ips] if isinstance(ips, list) else []
+        if not isinstance(networks, list):
+            return None
+        for network in networks:
+            ips = mapping(network).get("ips") or []
+            if not isinstance(network, dict) or not isinstance(ips, list):
+                return None
+            found += [str(ip) for ip in ips]
     return tuple(found)
 
 

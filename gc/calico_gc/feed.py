@@ -9,20 +9,18 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 from calico_gc import intake
-from calico_gc.facts import cached_pod, kube_node, owned_by_machine
 from calico_gc.intake import Change
+from calico_gc.kinds import INSTANCES, MACHINES, NODES, PODS, Kind, calico_kind
 from calico_gc.kube import pages
-from calico_ipam.datastore.api import Damaged, Datastore
+from calico_ipam.datastore.api import Datastore
 from calico_ipam.datastore.kube.api import KubeApi, Request
 from calico_ipam.datastore.kube.codec import Group
 from calico_ipam.datastore.kube.errors import Expired
-from calico_ipam.datastore.kube.objects import entry_of, meta
-from calico_ipam.datastore.kube.paths import collection_of
+from calico_ipam.datastore.kube.objects import meta
 from calico_ipam.errors import IPAMError, NotFound, StoreError
 from calico_ipam.model.keys import Blocks, Resources, Scope
 from calico_ipam.model.resource import (
@@ -42,7 +40,7 @@ ABSENT_PAUSE = 60.0
 KUBEVIRT_PAUSE = 30.0
 #: the server ends a watch after so many seconds and it is made again
 WATCH_SECONDS, GRACE = 290.0, 15.0
-SYNCED, SYNCING = "synced", "syncing"
+SYNCED, SYNCING, BROKEN = "synced", "syncing", "broken"
 
 #: what of Calico's is followed; nodes only where they are Calico's own
 CALICO = (
@@ -65,13 +63,20 @@ class Source:
         self.name = name
         self._sink = sink
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"feed-{name}", daemon=True)
+        self._thread = threading.Thread(target=self._run_or_tell, name=f"feed-{name}", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self) -> None:
         self._stop.set()
+
+    def _run_or_tell(self) -> None:
+        """A source that ends while the collector goes on would leave it with a picture that grows old."""
+        try:
+            self._run()
+        except Exception as error:
+            self._sink.put(Change(BROKEN, self.name, error))
 
     def _run(self) -> None:
         pause = FIRST_PAUSE
@@ -85,17 +90,18 @@ class Source:
             except Expired as error:
                 log.info("%s: %s; listing again", self.name, error)
                 pause = FIRST_PAUSE
-            except NotFound:
-                self._vanished()
-                self._sink.put(Change(SYNCED, self.name, True))
-                pause = ABSENT_PAUSE
             except IPAMError as error:
+                if isinstance(error, NotFound) and self._vanished():
+                    self._sink.put(Change(SYNCED, self.name, True))
+                    if self._stop.wait(ABSENT_PAUSE):
+                        return
+                    continue
                 log.warning("%s cannot be followed, again in %.0f s: %s", self.name, pause, error)
                 if self._stop.wait(pause):
                     return
                 pause = min(LONGEST_PAUSE, pause * 2)
                 continue
-            if self._stop.wait(pause if pause == ABSENT_PAUSE else 0.5):
+            if self._stop.wait(0.5):
                 return
 
     def _list(self) -> None:
@@ -104,18 +110,9 @@ class Source:
     def _watch(self) -> None:
         raise NotImplementedError
 
-    def _vanished(self) -> None:
-        """The kind does not exist (any more)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """How objects of one collection of the Kubernetes API become changes."""
-
-    name: str
-    path: str
-    change: Callable[[Mapping[str, Any]], Change | None]
-    gone: Callable[[Mapping[str, Any]], Change | None]
+    def _vanished(self) -> bool:
+        """The server knows no such kind (any more); tell whether that may be."""
+        return False
 
 
 class KubeSource(Source):
@@ -152,10 +149,12 @@ class KubeSource(Source):
         for name in [name for name in self._known if name not in seen]:
             self._sink.put(self._known.pop(name)[1])
 
-    def _vanished(self) -> None:
-        for _, gone in self._known.values():
-            self._sink.put(gone)
-        self._known.clear()
+    def _vanished(self) -> bool:
+        if self._kind.optional:
+            for _, gone in self._known.values():
+                self._sink.put(gone)
+            self._known.clear()
+        return self._kind.optional
 
     def _told(self, name: str, document: Mapping[str, Any]) -> None:
         change, gone = self._kind.change(document), self._kind.gone(document)
@@ -228,51 +227,6 @@ def _lines(response: Any) -> Iterator[bytes]:
         log.debug("a watch broke: %s", error)
 
 
-def calico_kind(scope: Scope, group: Group) -> Kind:
-    """Return how Calico's custom resources of a scope become changes."""
-    collection = collection_of(scope, group)
-
-    def change(document: Mapping[str, Any]) -> Change | None:
-        found = entry_of(collection.kind, document, group)
-        return intake.damaged(found) if isinstance(found, Damaged) else intake.stored(found)
-
-    def gone(document: Mapping[str, Any]) -> Change | None:
-        found = entry_of(collection.kind, document, group)
-        return intake.mended(found) if isinstance(found, Damaged) else intake.removed(found)
-
-    return Kind(collection.kind, collection.path, change, gone)
-
-
-def _pod_key(document: Mapping[str, Any]) -> tuple[str, str]:
-    return meta(document, "namespace"), meta(document, "name")
-
-
-PODS = Kind(
-    "pods",
-    "/api/v1/pods",
-    lambda document: Change(intake.POD, _pod_key(document), cached_pod(document)),
-    lambda document: Change(intake.POD, _pod_key(document)),
-)
-NODES = Kind(
-    "nodes",
-    "/api/v1/nodes",
-    lambda document: Change(intake.KUBE_NODE, meta(document, "name"), kube_node(document)),
-    lambda document: Change(intake.KUBE_NODE, meta(document, "name")),
-)
-MACHINES = Kind(
-    "virtualmachines",
-    "/apis/kubevirt.io/v1/virtualmachines",
-    lambda document: Change(intake.MACHINE, _pod_key(document), True),
-    lambda document: Change(intake.MACHINE, _pod_key(document)),
-)
-INSTANCES = Kind(
-    "virtualmachineinstances",
-    "/apis/kubevirt.io/v1/virtualmachineinstances",
-    lambda document: Change(intake.INSTANCE, _pod_key(document), owned_by_machine(document)),
-    lambda document: Change(intake.INSTANCE, _pod_key(document)),
-)
-
-
 class DatastoreSource(Source):
     """Follows a scope of etcd or SQLite, whose watch tells what it missed by itself."""
 
@@ -281,7 +235,7 @@ class DatastoreSource(Source):
         self._store = store
         self._scope = scope
         self._revision = ""
-        self._known: dict[Any, tuple[str, Change]] = {}
+        self._known: dict[tuple[str, Any], tuple[str, Change]] = {}
         self._events: Any = None
 
     def stop(self) -> None:
@@ -293,19 +247,20 @@ class DatastoreSource(Source):
     def _list(self) -> None:
         listing = self._store.list(self._scope)
         self._revision = listing.revision
-        seen = set()
-        for entry in listing:
-            change, gone = intake.stored(entry), intake.removed(entry)
-            if change is None or gone is None:
-                continue
-            seen.add(change.key)
-            if self._known.get(change.key, ("",))[0] != entry.revision:
-                self._known[change.key] = entry.revision, gone
-                self._sink.put(change)
-        for bad in listing.damaged:
-            self._sink.put(intake.damaged(bad))
-        for key in [key for key in self._known if key not in seen]:
+        current = {}
+        for change, gone, revision in (
+            *((intake.stored(entry), intake.removed(entry), entry.revision) for entry in listing),
+            *((intake.damaged(bad), intake.mended(bad), bad.revision) for bad in listing.damaged),
+        ):
+            if change is not None and gone is not None:
+                current[change.kind, change.key] = revision, change, gone
+        # What is gone is told first: an object that cannot be read any more is gone as what it was.
+        for key in [key for key in self._known if key not in current]:
             self._sink.put(self._known.pop(key)[1])
+        for key, (revision, change, gone) in current.items():
+            if key not in self._known or self._known[key][0] != revision:
+                self._known[key] = revision, gone
+                self._sink.put(change)
 
     def _watch(self) -> None:
         self._events = self._store.watch(self._scope, self._revision)
@@ -315,12 +270,13 @@ class DatastoreSource(Source):
             change = intake.from_event(event)
             if change is None:
                 continue
-            if change.value is None:
-                self._known.pop(change.key, None)
-            elif event.entry is not None:
+            gone = intake.mended(event.damaged) if event.damaged is not None else None
+            if event.entry is not None:
                 gone = intake.removed(event.entry)
-                if gone is not None:
-                    self._known[change.key] = event.revision, gone
+            if change.value is None:
+                self._known.pop((change.kind, change.key), None)
+            elif gone is not None:
+                self._known[change.kind, change.key] = event.revision, gone
             self._sink.put(change)
 
 

@@ -5,20 +5,20 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import quote
 
 from calico_gc.decide import UNREADABLE, LiveNode, Standing, Unreadable
 from calico_gc.facts import Allocation, Pod, PodKey, VirtualMachines, kubernetes_name, live_pod
 from calico_gc.timing import Clock
-from calico_ipam.datastore.api import Damaged, Datastore, Entry, Listing
+from calico_ipam.datastore.api import Damaged, Datastore, Deadline, Entry, Listing
 from calico_ipam.datastore.kube.api import KubeApi, Request
-from calico_ipam.datastore.kube.errors import Expired
+from calico_ipam.datastore.kube.errors import Expired, NotServed
 from calico_ipam.datastore.kube.objects import entry_of
 from calico_ipam.datastore.kube.paths import collection_of
 from calico_ipam.datastore.kube.store import KubernetesStore
-from calico_ipam.errors import IPAMError, NotFound
+from calico_ipam.errors import InvalidInput, IPAMError, NotFound, StoreDamaged, StoreError, TransientError
 from calico_ipam.model.keys import Handles, ResourceKey, Resources
 from calico_ipam.model.resource import NODE, mapping
 
@@ -29,25 +29,35 @@ PAGE = 500
 FEW = 16
 #: seconds for which a list that was read for one group of leaks also serves the next
 LIST_SECONDS = 3.0
+#: seconds for one request, the server's wishes to be asked later included
+REQUEST_SECONDS = 30.0
 
 
 def pages(api: KubeApi, path: str, query: Mapping[str, str] | None = None) -> Iterator[tuple[list[Any], str]]:
     """Yield the items of a list page by page, each with the revision of the list. Raises the errors of the API.
 
-    A continuation that expired begins again from the front, so an item may come twice.
+    A continuation that expired begins again from the front, so an item may come twice. An answer that is no list is an
+    error: it must not pass for an empty one.
     """
     asked = {**(query or {}), "limit": str(PAGE)}
     while True:
         try:
-            found = api.call(Request("GET", path, asked), None)
+            found = api.call(Request("GET", path, asked), Deadline.after(REQUEST_SECONDS))
         except Expired:
             if "continue" not in asked:
                 raise
             asked = dict(query or {})
             continue
         metadata = mapping(found.get("metadata"))
-        items = found.get("items")
-        yield (items if isinstance(items, list) else []), str(metadata.get("resourceVersion") or "")
+        items = found.get("items", ...)
+        items = [] if items is None else items  # so Go writes an empty list
+        if not isinstance(items, list) or not str(found.get("kind")).endswith("List"):
+            raise StoreError(
+                f"the answer to GET {path} is no list of objects",
+                subject=path,
+                hint="Something else than the API server answers at this address, a proxy perhaps.",
+            )
+        yield items, str(metadata.get("resourceVersion") or "")
         token = metadata.get("continue")
         if not token:
             return
@@ -134,7 +144,7 @@ class Cluster:
                     listed = self._list(namespace)
                     found.update({key: listed.get(key) for key in keys})
                 else:
-                    found.update({key: self._read(key) for key in keys})
+                    self._read_each(keys, found)
             except IPAMError as error:
                 log.warning("pods of namespace %s cannot be read, their addresses are kept: %s", namespace, error)
         return LivePods(found, self.machines())
@@ -168,7 +178,7 @@ class Cluster:
             known = self._recent(namespace, asked)
             if known is None:
                 at = self.clock.monotonic()
-                path = f"/api/v1/namespaces/{quote(namespace)}/pods"
+                path = f"/api/v1/namespaces/{segment(namespace)}/pods"
                 known = _Listed(at, {pod.key: pod for pod in map(live_pod, everything(self.api, path))})
                 with self._lock:
                     self._lists = {k: v for k, v in self._lists.items() if at - v.at <= LIST_SECONDS}
@@ -176,10 +186,27 @@ class Cluster:
                     self._sizes[namespace] = len(known.pods)
         return known.pods
 
+    def _read_each(self, keys: Collection[PodKey], found: dict[PodKey, Pod | None]) -> None:
+        """Read pods one by one; the server's dislike of one name says nothing of the others."""
+        for key in keys:
+            try:
+                found[key] = self._read(key)
+            except TransientError:
+                raise
+            except IPAMError as error:
+                log.warning("pod %s/%s cannot be read, its addresses are kept: %s", *key, error)
+
     def _read(self, key: PodKey) -> Pod | None:
-        path = f"/api/v1/namespaces/{quote(key[0])}/pods/{quote(key[1])}"
+        path = f"/api/v1/namespaces/{segment(key[0])}/pods/{segment(key[1])}"
+        document = self._object(path)
+        return None if document is None else live_pod(document)
+
+    def _object(self, path: str) -> Mapping[str, Any] | None:
+        """Return an object that Kubernetes always serves; None only when the API server itself says it is not there."""
         try:
-            return live_pod(self.api.call(Request("GET", path), None))
+            return self.api.call(Request("GET", path), Deadline.after(REQUEST_SECONDS))
+        except NotServed:
+            raise
         except NotFound:
             return None
 
@@ -190,46 +217,76 @@ class Cluster:
         if not names:
             return {}
         try:
-            if self.calico is None:
-                there = self._kube_nodes(names)
-                return {
-                    n: LiveNode(Standing.PRESENT, n, True) if n in there else LiveNode(Standing.GONE) for n in names
-                }
-            return self._calico_nodes(self.calico, names)
+            if self.calico is not None:
+                return self._calico_nodes(self.calico, names)
+            there, gone = LiveNode(Standing.PRESENT, "", True), LiveNode(Standing.GONE)
+            known = self._kube_nodes(names)
+            return {n: _standing(known.get(n), replace(there, knode=n), gone) for n in names}
         except IPAMError as error:
             log.warning("nodes cannot be read and are looked at again later: %s", error)
             return dict.fromkeys(names, LiveNode(Standing.UNKNOWN))
 
     def _calico_nodes(self, store: Datastore, names: Collection[str]) -> dict[str, LiveNode]:
-        if len(names) > FEW:
-            entries = {entry.value.name: entry for entry in store.list(Resources(NODE))}
-        else:
-            keys = {name: ResourceKey(NODE, name) for name in names}
-            snapshot = store.read(*keys.values())
-            entries = {name: e for name, key in keys.items() if (e := snapshot.entry(key)) is not None}
-        knodes = {name: kubernetes_name(entries[name].value) for name in names if name in entries}
+        entries = _entries(store, names)
+        knodes = {name: kubernetes_name(entry.value) for name, entry in entries.items() if isinstance(entry, Entry)}
         there = self._kube_nodes([kube for kube in knodes.values() if kube])
         found: dict[str, LiveNode] = {}
         for name in names:
             if name not in entries:
                 found[name] = LiveNode(Standing.GONE)
+            elif name not in knodes:
+                found[name] = LiveNode(Standing.UNKNOWN)  # it exists, and cannot be understood
             elif kube := knodes[name]:
-                found[name] = LiveNode(Standing.PRESENT, kube, kube in there)
+                here = LiveNode(Standing.PRESENT, kube, True)
+                found[name] = _standing(there.get(kube), here, replace(here, exists=False))
             else:
                 found[name] = LiveNode(Standing.FOREIGN)
         return found
 
-    def _kube_nodes(self, names: Collection[str]) -> set[str]:
-        """Return which of some Kubernetes nodes exist."""
+    def _kube_nodes(self, names: Collection[str]) -> dict[str, bool]:
+        """Return which of some Kubernetes nodes exist; those of which that cannot be told are left out."""
         wanted = set(names)
         if len(wanted) > FEW:
             there = {str(mapping(item.get("metadata")).get("name")) for item in everything(self.api, "/api/v1/nodes")}
-            return wanted & there
-        return {name for name in wanted if self._exists(name)}
+            return {name: name in there for name in wanted}
+        found = {}
+        for name in wanted:
+            try:
+                found[name] = self._exists(name)
+            except TransientError:
+                raise
+            except IPAMError as error:
+                log.warning("node %s cannot be read and is looked at again later: %s", name, error)
+        return found
 
     def _exists(self, name: str) -> bool:
+        return self._object(f"/api/v1/nodes/{segment(name)}") is not None
+
+
+def _standing(there: bool | None, here: LiveNode, gone: LiveNode) -> LiveNode:
+    return LiveNode(Standing.UNKNOWN) if there is None else here if there else gone
+
+
+def _entries(store: Datastore, names: Collection[str]) -> dict[str, Entry | Damaged]:
+    """Return Calico's nodes of some names, those included that cannot be understood."""
+    keys = {ResourceKey(NODE, name): name for name in names}
+    if len(names) <= FEW:
+        snapshot = store.read(*keys)
         try:
-            self.api.call(Request("GET", f"/api/v1/nodes/{quote(name)}"), None)
-        except NotFound:
-            return False
-        return True
+            return {name: entry for key, name in keys.items() if (entry := snapshot.entry(key)) is not None}
+        except StoreDamaged:
+            pass  # only a list tells which
+    listing = store.list(Resources(NODE))
+    if any(bad.key is None for bad in listing.damaged):
+        raise StoreError("a node cannot be read, and not even its name is known", subject="Node")
+    return {
+        **{entry.value.name: entry for entry in listing if entry.key in keys},
+        **{keys[bad.key]: bad for bad in listing.damaged if isinstance(bad.key, ResourceKey) and bad.key in keys},
+    }
+
+
+def segment(name: str) -> str:
+    """Return a name as one segment of a path. Raises InvalidInput for one that leads elsewhere."""
+    if name in ("", ".", ".."):
+        raise InvalidInput(f"{name!r} is no name of an object", subject=name)
+    return quote(name, safe="", errors="surrogatepass")

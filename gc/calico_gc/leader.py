@@ -27,6 +27,13 @@ log = logging.getLogger(__name__)
 LEASE = "calico-ipam-gc"
 DURATION, RENEW_DEADLINE, RETRY = 15.0, 10.0, 2.0  # seconds
 JITTER = 1.2
+#: a lease that declares a longer time than this many seconds is damaged: it would stand in everybody's way for ever
+LONGEST = 300.0
+
+
+def _patience(declared: object) -> float:
+    """Return how long another's lease must stand still; one that declares less is not trusted to renew in less."""
+    return min(LONGEST, max(DURATION, float(declared))) if isinstance(declared, int) else DURATION
 
 
 class Forbidden(Exception):
@@ -125,9 +132,7 @@ class Election:
             seen = (self.holder, str(spec.get("renewTime")))
             if seen != self._seen:
                 self._seen, self._seen_at = seen, began
-            duration = spec.get("leaseDurationSeconds")
-            patience = float(duration) if isinstance(duration, int) and duration > 0 else DURATION
-            if began - self._seen_at < patience:
+            if began - self._seen_at < _patience(spec.get("leaseDurationSeconds")):
                 return
         now = micro_time(self.clock.now())
         mine = self.holder == self.identity

@@ -10,7 +10,7 @@ from functools import partial
 
 from calico_gc.act import Released
 from calico_gc.controller import Controller
-from calico_gc.feed import SYNCED, SYNCING, Source
+from calico_gc.feed import BROKEN, SYNCED, SYNCING, Source
 from calico_gc.inbox import Inbox
 from calico_gc.intake import Change, Intake
 from calico_gc.invariants import broken
@@ -162,6 +162,8 @@ class Loop:
         return state.full_scan
 
     def _apply(self, change: Change) -> None:
+        if change.kind == BROKEN:
+            raise change.value  # the process restarts and begins with whole lists
         if change.kind not in (SYNCED, SYNCING):
             self._intake.apply(change)
             return

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from calico_gc import handles
 from calico_gc.assembly import Collector
-from calico_gc.timing import Clock
+from calico_gc.timing import Clock, Jumps
 from calico_gc.view import View
 from calico_ipam.errors import DeadlineExceeded, RefusedError
 
@@ -97,6 +97,7 @@ def _assume_elapsed(collector: Collector, clock: ShiftedClock) -> None:
 
         def look(done: threading.Event = done) -> None:
             clock.offset += period
+            collector.controller.jumps = Jumps()  # not the wall clock was set
             collector.controller.handles.next_at = 0.0
             collector.controller.tick()
             done.set()

@@ -40,7 +40,7 @@ class Suspicion:
     reason: str
     first: Moment
     last: Moment
-    since: float | None  #: monotonic start of the grace period; None: confirmed without one
+    since: float | None  #: monotonic start of the grace period; None: confirmed without one, as its node was gone
     grace: float  #: seconds that count for it
     confirmed: bool
     observations: int = 1
@@ -59,7 +59,8 @@ def leaked(before: Suspicion | None, reason: str, grace: float, now: Moment, kno
     """Return what a further look that found no holder makes of it.
 
     What was confirmed because the node was gone begins again when the node is back: its second life has not had its
-    grace period yet (public report P31).
+    grace period yet (public report P31). A grace period that was made longer, or switched off, counts for what was
+    confirmed already and not released yet.
     """
     if before is None or before.since is None:
         return Suspicion(reason, now, now, now.mono, grace, confirmed=False, knode=knode)
@@ -69,7 +70,7 @@ def leaked(before: Suspicion | None, reason: str, grace: float, now: Moment, kno
         reason=reason,
         last=now,
         grace=grace,
-        confirmed=before.confirmed or old_enough,
+        confirmed=old_enough,
         observations=before.observations + 1,
         knode=knode,
     )
@@ -79,4 +80,5 @@ def proven(before: Suspicion | None, reason: str, now: Moment, knode: str) -> Su
     """Return the suspicion of an address whose node and pod are both gone: confirmed at once."""
     if before is None:
         return Suspicion(reason, now, now, None, 0.0, confirmed=True, knode=knode)
-    return replace(before, reason=reason, last=now, confirmed=True, observations=before.observations + 1, knode=knode)
+    seen = before.observations + 1
+    return replace(before, reason=reason, last=now, since=None, confirmed=True, observations=seen, knode=knode)

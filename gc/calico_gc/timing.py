@@ -44,6 +44,36 @@ FORGOTTEN = 600.0
 Key = tuple[str, str]  #: what is tried, and on which object
 
 
+#: seconds by which the two clocks may drift apart between two looks before that counts as a jump
+DRIFT = 5.0
+
+
+@dataclass(slots=True)
+class Jumps:
+    """Notices when the wall clock was set: since then it cannot be compared with times that were noted before.
+
+    Grace periods and leases do not care; cooling addresses do, since the time of their release is a wall clock's.
+    """
+
+    _before: Moment | None = None
+    _at: float | None = None  #: monotonic time of the last jump
+
+    def jumped(self, now: Moment) -> float:
+        """Return by how many seconds the wall clock was set since the last look; 0 when it was not."""
+        before, self._before = self._before, now
+        if before is None:
+            return 0.0
+        drift = (now.wall - before.wall) / 1e9 - (now.mono - before.mono)
+        if abs(drift) < DRIFT:
+            return 0.0
+        self._at = now.mono
+        return drift
+
+    def settled_at(self, seconds: float) -> float:
+        """Return the monotonic time from which on periods of ``seconds`` can be measured by the wall clock again."""
+        return float("-inf") if self._at is None else self._at + seconds
+
+
 @dataclass(slots=True)
 class Backoff:
     """When what failed may be tried again: ``first`` seconds, doubled with each failure up to ``longest``."""

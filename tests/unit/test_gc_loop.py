@@ -10,22 +10,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from calico_gc import feed, intake
+from calico_gc import intake
 from calico_gc.assembly import Collector, Place
 from calico_gc.facts import cached_pod
 from calico_gc.feed import SYNCED, SYNCING, KubeSource
 from calico_gc.inbox import Inbox
 from calico_gc.intake import Change
+from calico_gc.kinds import PODS, calico_kind
 from calico_gc.kube import Cluster, pages
 from calico_gc.once import ShiftedClock, run_once
 from calico_gc.settings import Settings
 from calico_gc.timing import Backoff, Bucket, SystemClock
 
 from calico_ipam.datastore.api import Create
+from calico_ipam.datastore.kube.codec import Group
 from calico_ipam.datastore.kube.errors import Expired
 from calico_ipam.datastore.sqlite import SQLiteStore
 from calico_ipam.errors import NotFound, StoreUnavailable, Unauthorized
-from calico_ipam.model.keys import ResourceKey
+from calico_ipam.model.keys import ResourceKey, Resources
 from calico_ipam.model.resource import IP_POOL, NODE, Resource
 from tests.gc_world import GcClock
 
@@ -158,7 +160,7 @@ class FakeStream:
 
 
 def listing(*items: dict[str, Any], revision: str = "10", **metadata: str) -> dict[str, Any]:
-    return {"metadata": {"resourceVersion": revision, **metadata}, "items": list(items)}
+    return {"kind": "PodList", "metadata": {"resourceVersion": revision, **metadata}, "items": list(items)}
 
 
 class Heard:
@@ -173,7 +175,7 @@ class Heard:
 
 
 def following(api: FakeApi, heard: Heard) -> KubeSource:
-    source = KubeSource(api, feed.PODS, heard)  # type: ignore[arg-type]  # a fake in its place
+    source = KubeSource(api, PODS, heard)  # type: ignore[arg-type]  # a fake in its place
     source.start()
     return source
 
@@ -236,10 +238,12 @@ def test_what_cannot_be_listed_is_never_in_sync(error: Exception, caplog: pytest
     assert [c.kind for c in heard.changes] == [SYNCING]
 
 
-def test_a_kind_that_does_not_exist_counts_as_listed() -> None:
+def test_a_definition_that_does_not_exist_counts_as_listed() -> None:
     api, heard = FakeApi(), Heard()
-    api.lists = [NotFound("pods")]
-    source = following(api, heard)
+    api.lists = [NotFound("ippools")]
+    kind = calico_kind(Resources(IP_POOL), Group("crd.projectcalico.org/v1"))
+    source = KubeSource(api, kind, heard)  # type: ignore[arg-type]  # a fake in its place
+    source.start()
     wait_until(lambda: SYNCED in [c.kind for c in heard.changes], "it to count")
     source.stop()
 

@@ -30,6 +30,10 @@ VERBS = {"GET": "get", "POST": "create", "PUT": "update", "PATCH": "patch", "DEL
 NO_SUCH_COLLECTION = b"404 page not found"
 
 
+class NotServed(NotFound):
+    """The server knows no such path. An object may be there all the same: some other program may have answered."""
+
+
 class Expired(StoreError):
     """The revision asked for is compacted, or the token of a page is too old (410): list again."""
 
@@ -40,8 +44,10 @@ def error_of(request: Request, status: int, headers: Mapping[str, str], body: by
     reason, text = str(answer.get("reason") or ""), _text(answer, status, body)
     if reason == "AlreadyExists":
         return AlreadyExists(request.path, text)
-    if reason == "NotFound" or (status == 404 and body.strip() == NO_SUCH_COLLECTION):
+    if reason == "NotFound":
         return NotFound(request.path, text)
+    if status == 404 and body.strip() == NO_SUCH_COLLECTION:
+        return NotServed(request.path, text)
     if status in (401, 403):
         return _unauthorized(request, status, text, source)
     if status == 409:
