@@ -15,7 +15,7 @@ from calico_ipam.errors import IPAMError, NotFound
 if TYPE_CHECKING:
     from calico_ipam.engine.resources import Resources
 
-Target = tuple[str, str, str, str]  # kind, name, namespace, revision
+Target = tuple[str, str, str, str]  # kind, name, the namespace it says itself, revision
 
 
 @click.command(cls=Mirrored)
@@ -45,24 +45,24 @@ def delete(
     """
     if not words and not files:
         raise click.UsageError("Say what to delete: KIND NAME, or -f FILE.", click.get_current_context())
+    from calico_ipam.ctl.get import check_cluster, resources_of
+
+    check_cluster(session, writes=not dry_run)
     targets = _targets(session, words, files, more)
     if targets is None:
         return
-    from calico_ipam.ctl.get import resources_of
-
-    resources = resources_of(session, writes=not dry_run)
+    resources = resources_of(session)
     if session.for_people or dry_run:
         _plan(session, targets)
         if dry_run:
             return
         confirm(session, "Delete?", assume_yes=yes, refusal="nothing was deleted.")
-    _delete(resources, targets, skip_not_exists=skip_not_exists)
+    _delete(resources, targets, more["namespace"], skip_not_exists=skip_not_exists)
 
 
 def _targets(
     session: Session, words: tuple[str, ...], files: tuple[str, ...], more: dict[str, Any]
 ) -> list[Target] | None:
-    namespace = more["namespace"]
     if files:
         from calico_ipam.ctl.write import documents_of
         from calico_ipam.engine.resources import identity
@@ -79,14 +79,11 @@ def _targets(
             f"a {kind.name} cannot be deleted by hand",
             hint="'ipamctl ipam repair' removes what is stray; 'ipamctl ipam release' frees addresses.",
         )
-    if namespace and not kind.namespaced:
-        raise Told(f"{kind.name} is not namespaced", hint="Leave -n out.")
     names = words[1:] or ("",)
-    where = (namespace or "default") if kind.namespaced else ""
     for name in names:
         if not name and (words[1:] or not session.compat):
             raise Told("resource name may not be empty", hint=f"Say which: ipamctl delete {words[0]} NAME")
-    return [(kind.name, name, where, "") for name in names]
+    return [(kind.name, name, "", "") for name in names]
 
 
 def _plan(session: Session, targets: list[Target]) -> None:
@@ -110,28 +107,27 @@ def _plan(session: Session, targets: list[Target]) -> None:
         say(f"{kind} {name}{more}")
 
 
-def _delete(resources: Resources, targets: list[Target], *, skip_not_exists: bool) -> None:
-    errors: list[tuple[str, IPAMError]] = []
-    deleted = 0
-    for kind, name, namespace, revision in targets:
+def _delete(resources: Resources, targets: list[Target], flag: str | None, *, skip_not_exists: bool) -> None:
+    from calico_ipam.ctl.get import namespace_of
+    from calico_ipam.ctl.kinds import by_name
+
+    errors: list[IPAMError] = []
+    for kind, name, own, revision in targets:
         try:
+            namespace = namespace_of(by_name(kind), own, flag)
             if not name:
                 raise NotFound(f"{kind}({name})")
             resources.delete(kind, name, namespace, revision)
         except NotFound as error:
             if not skip_not_exists:
-                errors.append((kind, error))
-                continue
+                errors.append(error)
         except IPAMError as error:
-            errors.append((kind, error))
-            continue
-        deleted += 1
+            errors.append(error)
     kinds = {kind for kind, *_ in targets}
     noun = f"'{targets[0][0]}' " if len(kinds) == 1 else ""
-    if not errors:
-        say(f"Successfully deleted {deleted} {noun}resource(s)")
-        return
+    deleted = len(targets) - len(errors)
     if deleted:
-        say(f"Partial success: deleted the first {deleted} out of {len(targets)} {noun}resources:")
-    hints = "\n".join(dict.fromkeys(error.hint for _, error in errors if error.hint))
-    raise Told("".join(f"Failed to delete '{kind}' resource: {error}\n" for kind, error in errors), hint=hints)
+        say(f"Successfully deleted {deleted} {noun}resource(s)")
+    if errors:
+        hints = "\n".join(dict.fromkeys(error.hint for error in errors if error.hint))
+        raise Told("".join(f"Failed to delete {noun}resource: {error}\n" for error in errors), hint=hints)

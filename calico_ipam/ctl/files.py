@@ -11,7 +11,6 @@ from typing import Any, TextIO
 
 from calico_ipam.ctl.failures import Told
 from calico_ipam.ctl.kinds import KINDS
-from calico_ipam.errors import InvalidInput
 from calico_ipam.model.resource_schema import SCHEMAS, UnknownField, WrongType, checked
 
 LONGEST = 10 * 1024 * 1024  # bytes of one document
@@ -33,25 +32,29 @@ class Source:
         return f"{self.name}, line {self.line}"
 
 
-def read_resources(path: str, *, recursive: bool) -> list[dict[str, Any]]:
+def read_resources(path: str, *, recursive: bool, skip_empty: bool = False) -> list[dict[str, Any]]:
     """Return the documents of a file, a folder or ``-``, each checked against the fields of its kind.
 
-    Raises NothingThere, Told, OSError.
+    Raises NothingThere, Told, OSError. ``skip_empty``: a file without a document is passed over.
     """
-    if path != "-" and os.path.isdir(path):  # noqa: PTH112 - pathlib is not needed otherwise, and costs 7 ms
-        found = [document for name in _files(path, recursive=recursive) for document in _file(name)]
-        if not found:
-            raise NothingThere(f"no resources specified in directory {path}")
-        return found
-    found = _file(path)
+    folder = path != "-" and os.path.isdir(path)  # noqa: PTH112 - pathlib is not needed otherwise, and costs 7 ms
+    found: list[dict[str, Any]] = []
+    for name in _files(path, recursive=recursive) if folder else (path,):
+        documents = _file(name)
+        if not documents and not (folder and skip_empty):
+            raise NothingThere(f"no resources specified in file {name}", hint="The file holds no document.")
+        found += documents
     if not found:
-        raise NothingThere(f"no resources specified in file {path}", hint="The file holds no document.")
+        raise NothingThere(
+            f"no resources specified in directory {path}",
+            hint=f"Files that count end in {', '.join(_SUFFIXES)}; those of sub-folders with -R only.",
+        )
     return found
 
 
 def _files(folder: str, *, recursive: bool) -> Iterator[str]:
     for entry in sorted(os.scandir(folder), key=lambda each: each.name):
-        if entry.is_dir():
+        if entry.is_dir(follow_symlinks=False):  # a link may lead back up
             if recursive:
                 yield from _files(entry.path, recursive=True)
         elif entry.name.lower().endswith(_SUFFIXES):
@@ -67,9 +70,9 @@ def _file(path: str) -> list[dict[str, Any]]:
             with open(path, encoding="utf-8") as file:  # noqa: PTH123 - as above
                 text = file.read()
         except FileNotFoundError:
-            raise Told(f"open {path}: no such file or directory", hint="Name an existing file or folder.") from None
+            raise unusable(f"open {path}: no such file or directory", "Name an existing file or folder.") from None
         except UnicodeDecodeError:
-            raise Told(f"{path} is no text in UTF-8", hint="Resources are YAML or JSON.") from None
+            raise unusable(f"{path} is no text in UTF-8", "Resources are YAML or JSON.") from None
     return [document for source, part in _parts(name, text) for document in _documents(source, part)]
 
 
@@ -77,7 +80,7 @@ def _stdin() -> str:
     try:
         return standard_input().read()
     except (UnicodeDecodeError, ValueError, OSError):
-        raise Told("standard input is closed or no text", hint="Pipe YAML or JSON into it.") from None
+        raise unusable("standard input is closed or no text", "Pipe YAML or JSON into it.") from None
 
 
 def standard_input() -> TextIO:
@@ -106,7 +109,7 @@ def _parts(name: str, text: str) -> Iterator[tuple[Source, str]]:
 
 def _documents(source: Source, text: str) -> Iterator[dict[str, Any]]:
     if len(text.encode()) > LONGEST:
-        raise Told(f"{source}: the document is longer than {LONGEST} bytes", hint="Split it.")
+        raise unusable(f"{source}: the document is longer than {LONGEST} bytes", "Split it.")
     content = _parsed(source, text)
     if content is None:
         return
@@ -120,7 +123,7 @@ def _parsed(source: Source, text: str) -> Any:
             return json.loads(text)
         except ValueError as error:
             reason = f"{source.name}, line {source.line + getattr(error, 'lineno', 1) - 1}: {error}"
-            raise Told(f"failed to execute command: {reason}", hint="The file is no valid JSON.") from None
+            raise unusable(reason, "The file is no valid JSON.") from None
     import yaml
 
     try:
@@ -129,10 +132,8 @@ def _parsed(source: Source, text: str) -> Any:
         mark = getattr(error, "problem_mark", None)
         line = source.line + (mark.line if mark is not None else 0)
         problem = getattr(error, "problem", None) or str(error)
-        raise Told(
-            f"failed to execute command: error converting YAML to JSON: yaml: line {line}: {problem}",
-            hint=f"{source.name} is no valid YAML there.",
-        ) from None
+        reason = f"error converting YAML to JSON: yaml: line {line}: {problem}"
+        raise unusable(reason, f"{source.name} is no valid YAML there.") from None
 
 
 def _loader() -> Any:
@@ -159,26 +160,30 @@ def _loader() -> Any:
 
 def _resources(source: Source, item: Any) -> Iterator[dict[str, Any]]:
     if not isinstance(item, Mapping):
-        raise Told(
-            f"{source}: a resource must be a mapping with apiVersion, kind and metadata",
-            hint="Write 'kind: IPPool' and so on.",
-        )
+        reason = f"{source}: a resource must be a mapping with apiVersion, kind and metadata"
+        raise unusable(reason, "Write 'kind: IPPool' and so on.")
     kind, version = str(item.get("kind") or ""), str(item.get("apiVersion") or "")
     if kind.endswith("List") and "items" in item:
         for each in item["items"] or ():
             yield from _resources(source, each)
         return
     if kind not in SCHEMAS or version != "projectcalico.org/v3":
-        raise unknown_kind(kind, version)
+        raise unknown_kind(source, kind, version)
     try:
         yield checked(kind, dict(item))
     except UnknownField:
         raise
     except WrongType as error:
-        raise Told(f"failed to execute command: {error}", hint=f"{source}: {error.hint}") from None
+        raise unusable(str(error), f"{source}: {error.hint}") from None
 
 
-def unknown_kind(kind: str, version: str) -> InvalidInput:
+def unusable(reason: str, way_out: str) -> Told:
+    """Return the error for a file that cannot be read as resources."""
+    return Told(f"failed to execute command: {reason}", hint=way_out)
+
+
+def unknown_kind(source: Source, kind: str, version: str) -> Told:
+    """Return the error for a kind, or a version of it, that nobody knows."""
     from difflib import get_close_matches
 
     known: Sequence[str] = [each.name for each in KINDS if not each.ours]
@@ -186,4 +191,4 @@ def unknown_kind(kind: str, version: str) -> InvalidInput:
     hint = f"Did you mean {close[0]}?" if close and close[0] != kind else f"Known are {', '.join(known)}."
     if kind in known:
         hint = "Write 'apiVersion: projectcalico.org/v3'."
-    return InvalidInput(f"unknown resource type ({kind}) and/or version ({version})", subject=kind, hint=hint)
+    return unusable(f"unknown resource type ({kind}) and/or version ({version})", f"{source}: {hint}")

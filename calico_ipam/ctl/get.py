@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from calico_ipam.engine.resources import Resources
     from calico_ipam.model.resource import Resource
 
+_FAILED = "failed to get resources: "
 _PLAIN = ("ps", "wide", "yaml", "yml", "json")
 
 
@@ -99,14 +100,13 @@ def _once(
 ) -> None:
     if not words and not files:
         raise click.UsageError("Say what to show: a KIND, or -f FILE.", click.get_current_context())
+    _check_format(session, form)
+    check_cluster(session, prefix=_FAILED)
     wanted = _wanted(session, words, files, recursive=recursive, skip_empty=skip_empty)
     if wanted is None:
         click.echo("No resources specified")
         return
-    _check_format(session, form)
-    for kind, _, _ in wanted:
-        _check_namespace(kind, namespace, everywhere)
-    resources = resources_of(session, prefix="failed to get resources: ")
+    resources = resources_of(session)
     found, errors = _look_up(session, resources, wanted, namespace, everywhere)
     _write(session, form, found, export=export and bool(wanted[0][1]), namespaces=everywhere or bool(namespace))
     if errors:
@@ -130,14 +130,14 @@ def _wanted(
                 for document in read_resources(path, recursive=recursive):
                     kind, name, namespace = identity(document)
                     found.append((by_name(kind), name, namespace))
-            except NothingThere:
+            except NothingThere as error:
                 if not skip_empty:
-                    raise
+                    raise Told(f"{_FAILED}{error}", hint=error.hint) from None
         return found or None
-    kind_ = known_kind(session, words[0], prefix="failed to get resources: ")
+    kind_ = known_kind(session, words[0], prefix=_FAILED)
     for name in words[1:]:
         if not name:
-            raise Told("failed to get resources: resource name may not be empty", hint="Leave the name out to see all.")
+            raise Told(f"{_FAILED}resource name may not be empty", hint="Leave the name out to see all.")
     return [(kind_, name, "") for name in words[1:]] or [(kind_, "", "")]
 
 
@@ -162,7 +162,7 @@ def _check_format(session: Session, form: str) -> None:
     if form in _PLAIN:
         return
     name, equals, value = form.partition("=")
-    if equals and name in ("go-template", "go-template-file", "custom-columns"):
+    if name in ("go-template", "go-template-file", "custom-columns"):
         if not value:
             what = {"go-template": "a template", "go-template-file": "a template file"}.get(name, "at least one column")
             raise Told(f"need to specify {what}", hint=f"Write it behind the sign: -o {name}=...")
@@ -175,22 +175,40 @@ def _check_format(session: Session, form: str) -> None:
     )
 
 
-def _check_namespace(kind: Kind, namespace: str | None, everywhere: bool) -> None:
-    if not kind.namespaced and (namespace or everywhere):
-        raise Told(f"{kind.name} is not namespaced", hint="Leave -n and -A out: it belongs to the whole cluster.")
-    if namespace and everywhere:
+def namespace_of(kind: Kind, own: str, flag: str | None, *, everywhere: bool = False) -> str:
+    """Return the namespace of a resource; ``own`` is what it says itself. Raises Told when that and the flags disagree
+    (cli §8.2)."""
+    if not kind.namespaced:
+        if own:
+            raise Told(
+                "namespace should not be specified for a non-namespaced resource. "
+                f"{kind.name} is not a namespaced resource",
+                hint="Remove metadata.namespace: it belongs to the whole cluster.",
+            )
+        if flag or everywhere:
+            raise Told(f"{kind.name} is not namespaced", hint="Leave -n and -A out: it belongs to the whole cluster.")
+        return ""
+    if flag and everywhere:
         raise Told("cannot use both --namespace and --all-namespaces flags at the same time", hint="Give one of them.")
+    if flag and own and own != flag:
+        raise Told(f"resource namespace does not match client namespace. {own} != {flag}", hint="Make them the same.")
+    return own or flag or "default"
 
 
-def resources_of(session: Session, *, prefix: str = "", writes: bool = False) -> Resources:
-    """Return the operations on resources, after the version was compared. Raises Told."""
+def check_cluster(session: Session, *, prefix: str = "", writes: bool = False) -> None:
+    """Compare the versions of this program and the cluster. Raises Told."""
     from calico_ipam.ctl.version import check_version
-    from calico_ipam.engine.resources import Resources
 
     try:
         check_version(session, writes=writes)
     except Told as error:
         raise Told(f"{prefix}{error.message}", hint=error.hint) from None
+
+
+def resources_of(session: Session) -> Resources:
+    """Return the operations on resources. Raises Told."""
+    from calico_ipam.engine.resources import Resources
+
     try:
         engine = session.engine
     except IPAMError as error:
@@ -207,8 +225,10 @@ def _look_up(
     found: list[Found] = []
     errors: list[IPAMError] = []
     for kind, name, own in wanted:
-        where = (own or namespace or "default") if kind.namespaced else ""
         try:
+            where = namespace_of(kind, own, namespace, everywhere=everywhere)
+            if name and everywhere and kind.namespaced:
+                raise Told("cannot use --all-namespace flag for getting a single resource", hint="Say which: -n NAME.")
             if kind.ours:
                 from calico_ipam.ctl.ipam_objects import look_up
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from calico_ipam.engine.resources import Resources
     from calico_ipam.model.resource import Resource
 
+_ABSENT = "there is none: "
 _BAD_PATCH = "hit error: performing strategic merge patch: invalid JSON document"
 TYPES = ("strategic", "merge", "json")
 
@@ -61,7 +62,7 @@ def patch(
     except UnknownField:
         raise
     except WrongType as error:
-        raise Told(f"hit error: {error}", hint=error.hint) from None
+        raise Told(f"hit error: creating resource from patched data: {error}", hint=error.hint) from None
     if dry_run:
         from calico_ipam.ctl.formats import as_yaml
 
@@ -74,18 +75,17 @@ def patch(
 def _subject(
     session: Session, words: tuple[str, ...], namespace: str | None, *, prefix: str, dry_run: bool
 ) -> tuple[str, str, Resources, Resource]:
-    from calico_ipam.ctl.get import known_kind, resources_of
+    from calico_ipam.ctl.get import check_cluster, known_kind, namespace_of, resources_of
 
     if len(words) != 2:
         raise Told(f"accepts 2 arg(s), received {len(words)}", hint="Say KIND and NAME, such as: ippool my-pool")
+    check_cluster(session, writes=not dry_run)
     kind = known_kind(session, words[0])
     if kind.ours:
         raise Told(f"a {kind.name} cannot be changed by hand", hint="'ipamctl ipam repair' mends what is wrong.")
-    if namespace and not kind.namespaced:
-        raise Told(f"{kind.name} is not namespaced", hint="Leave -n out.")
-    resources = resources_of(session, writes=not dry_run)
+    resources = resources_of(session)
     try:
-        resource = resources.get(kind.name, words[1], (namespace or "default") if kind.namespaced else "")
+        resource = resources.get(kind.name, words[1], namespace_of(kind, "", namespace))
     except IPAMError as error:
         raise Told(f"{prefix}{error}", hint=error.hint) from None
     return kind.name, words[1], resources, resource
@@ -215,17 +215,16 @@ def label(
     if len(words) != 3:
         raise Told(f"accepts 3 arg(s), received {len(words)}", hint="For example: ipamctl label node my-node zone=a")
     word, name, text = words
-    key, equals, value = text.partition("=")
-    if not remove and (not equals or not key):
+    key, equals, value = (text, "", "") if remove else text.partition("=")
+    if not remove and not equals:
         raise Told(f"invalid label {text}", hint="Write KEY=VALUE.")
-    if "=" in value:
-        raise Told(f"failed to update {word} {name}, label not changed", hint="The value of a label has no '='.")
-    prefix = f"failed to get {word} {name}, error "
     try:
-        _, _, resources, resource = _subject(session, (word, name), namespace, prefix=prefix, dry_run=dry_run)
+        _, _, resources, resource = _subject(session, (word, name), namespace, prefix=_ABSENT, dry_run=dry_run)
     except Told as error:
-        text = error.message
-        raise Told(text if text.startswith(prefix) else f"{prefix}{text}", hint=error.hint) from None
+        # calicoctl does not say why it found nothing
+        absent = error.message.startswith(_ABSENT)
+        known = f"{word} {name} not found" if absent else f"failed to get {word} {name}, error {error.message}"
+        raise Told(known, hint="\n".join(filter(None, (error.message[len(_ABSENT) :] * absent, error.hint)))) from None
     labels, done = _labels(resource, word, name, key, value, overwrite=overwrite, remove=remove)
     if dry_run:
         say(f"Would have {done} label {key} on {word} {name}")
@@ -243,7 +242,7 @@ def _labels(
     if remove:
         if key not in labels:
             raise Told(
-                f"can not remove label of {word} {name}, key {key} does not exist",
+                f"cannot remove label of {word} {name}, key {key} does not exist",
                 hint=f"It has: {', '.join(labels) or 'no label'}.",
             )
         return {k: v for k, v in labels.items() if k != key}, "removed"
@@ -260,4 +259,5 @@ def _store_labels(resources: Resources, resource: Resource, metadata: dict[str, 
     try:
         resources.update(resource, {**resource.document, "metadata": metadata})
     except IPAMError as error:
-        raise Told(f"failed to update {word} {name}, label not changed: {error}", hint=error.hint) from None
+        reason = "\n".join(filter(None, (f"{error}".rstrip("\n"), error.hint)))
+        raise Told(f"failed to update {word} {name}, label not changed", hint=reason) from None

@@ -10,6 +10,7 @@ import click
 
 from calico_ipam.ctl.commands import Mirrored
 from calico_ipam.ctl.failures import Told
+from calico_ipam.ctl.get import check_cluster
 from calico_ipam.ctl.output import say
 from calico_ipam.ctl.session import Command, Session, common_options, pass_session
 from calico_ipam.errors import AlreadyExists, IPAMError
@@ -24,11 +25,17 @@ class Outcome:
     kinds: list[str]
     handled: int = 0
     errors: list[IPAMError] = field(default_factory=list)
+    misplaced: int = 0  #: how many of the errors are about a namespace
 
     @property
     def noun(self) -> str:
         """``'IPPool' `` when all are of one kind."""
         return f"'{self.kinds[0]}' " if len(set(self.kinds)) == 1 else ""
+
+    @property
+    def some(self) -> str:
+        """What is said when none of them was handled: ``'IPPool' resource``, ``any resources``."""
+        return f"any {self.noun}resources" if len(self.kinds) > 1 else f"{self.noun}resource"
 
 
 def file_options(command: Command) -> Command:
@@ -63,6 +70,7 @@ def file_options(command: Command) -> Command:
 @pass_session
 def create(session: Session, /, files: tuple[str, ...], skip_exists: bool, dry_run: bool, **more: Any) -> None:
     """Create the resources of a file."""
+    check_cluster(session, writes=not dry_run)
     documents = documents_of(session, files, more)
     if documents is None:
         return
@@ -75,7 +83,7 @@ def create(session: Session, /, files: tuple[str, ...], skip_exists: bool, dry_r
             if not skip_exists:
                 raise
 
-    _finish(session, each_of(documents, one), "create", "created", dry_run=dry_run)
+    _finish(session, each_of(documents, one, more), "create", "created", dry_run=dry_run)
 
 
 @click.command(cls=Mirrored)
@@ -84,13 +92,16 @@ def create(session: Session, /, files: tuple[str, ...], skip_exists: bool, dry_r
 @pass_session
 def apply(session: Session, /, files: tuple[str, ...], dry_run: bool, **more: Any) -> None:
     """Create the resources of a file, or replace those that exist."""
+    check_cluster(session, writes=not dry_run)
     documents = documents_of(session, files, more)
     if documents is None:
         return
     resources = _ready(session, dry_run=dry_run)
-    outcome = each_of(
-        documents, lambda document: resources.apply(document, dry_run=dry_run, merge_fixed=not session.compat)
-    )
+
+    def one(document: Document) -> None:
+        resources.apply(document, dry_run=dry_run, merge_fixed=not session.compat)
+
+    outcome = each_of(documents, one, more)
     _finish(session, outcome, "apply", "applied", dry_run=dry_run)
 
 
@@ -100,19 +111,22 @@ def apply(session: Session, /, files: tuple[str, ...], dry_run: bool, **more: An
 @pass_session
 def replace(session: Session, /, files: tuple[str, ...], dry_run: bool, **more: Any) -> None:
     """Replace resources by those of a file. A resourceVersion in the file must be the stored one."""
+    check_cluster(session, writes=not dry_run)
     documents = documents_of(session, files, more)
     if documents is None:
         return
     resources = _ready(session, dry_run=dry_run)
-    outcome = each_of(documents, lambda document: resources.replace(document, dry_run=dry_run))
+    outcome = each_of(documents, lambda document: resources.replace(document, dry_run=dry_run), more)
     if not outcome.errors:
         _finish(session, outcome, "replace", "replaced", dry_run=dry_run)
         return
     # calicoctl counts what failed as replaced, and tells the last error only.
-    number = len(documents) if not session.for_people else outcome.handled
-    if number:
-        say(f"Partial success: replaced the first {number} out of {len(documents)} {outcome.noun}resources:")
-    raise Told(f"hit error: {outcome.errors[-1]}", hint=outcome.errors[-1].hint)
+    last = outcome.errors[-1]
+    number = outcome.handled if session.for_people else len(documents) - outcome.misplaced
+    if not number:
+        raise Told(f"failed to replace {outcome.some}: {last}", hint=last.hint)
+    say(f"Partial success: replaced the first {number} out of {len(documents)} {outcome.noun}resources:")
+    raise Told(f"hit error: {last}", hint=last.hint)
 
 
 @click.command(cls=Mirrored)
@@ -124,7 +138,7 @@ def validate(session: Session, /, files: tuple[str, ...], **more: Any) -> None:
     documents = documents_of(session, files, more)
     if documents is None:
         return
-    _finish(session, each_of(documents, _validated), "validate", "validated")
+    _finish(session, each_of(documents, _validated, more), "validate", "validated")
 
 
 def _validated(document: Document) -> None:
@@ -144,14 +158,14 @@ def _validated(document: Document) -> None:
 def documents_of(session: Session, files: Sequence[str], more: dict[str, Any]) -> list[Document] | None:
     """Return the documents of files; None when there are none and that may be so. Raises Told."""
     from calico_ipam.ctl.files import NothingThere, read_resources
-    from calico_ipam.ctl.kinds import by_name
+    from calico_ipam.engine.resources import identity
 
     if not files:
         raise click.UsageError("Say which file: -f FILE, or -f - for standard input.", click.get_current_context())
     found: list[Document] = []
     for path in files:
         try:
-            found += read_resources(path, recursive=more["recursive"])
+            found += read_resources(path, recursive=more["recursive"], skip_empty=more["skip_empty"])
         except NothingThere:
             if not more["skip_empty"]:
                 raise
@@ -160,28 +174,11 @@ def documents_of(session: Session, files: Sequence[str], more: dict[str, Any]) -
         return None
     seen: set[tuple[str, str, str]] = set()
     for document in found:
-        place(document, more.get("namespace"), namespaced=by_name(document["kind"]).namespaced)
-        metadata = document["metadata"]
-        identity = (document["kind"], metadata.get("namespace", ""), metadata.get("name", ""))
-        if identity in seen:
-            session.note(f"{identity[0]} {identity[2]} stands twice in these files.", label="warning")
-        seen.add(identity)
+        kind, name, namespace = identity(document)
+        if (kind, name, namespace) in seen:
+            session.note(f"{kind} {name} stands twice in these files.", label="warning")
+        seen.add((kind, name, namespace))
     return found
-
-
-def place(document: Document, namespace: str | None, *, namespaced: bool) -> None:
-    """Put a resource into its namespace. Raises Told when it has another, or may have none."""
-    metadata = document["metadata"]
-    own = metadata.get("namespace") or ""
-    if not namespaced:
-        if own or namespace:
-            raise Told(f"{document['kind']} is not namespaced", hint="Remove metadata.namespace, and leave -n out.")
-        return
-    if namespace and own and own != namespace:
-        raise Told(
-            f"resource namespace does not match client namespace. {own} != {namespace}", hint="Make them the same."
-        )
-    metadata["namespace"] = own or namespace or "default"
 
 
 def _ready(session: Session, *, dry_run: bool) -> Any:
@@ -189,23 +186,41 @@ def _ready(session: Session, *, dry_run: bool) -> Any:
     from calico_ipam.ctl.locking import is_kubernetes
     from calico_ipam.engine.initialise import initialise_quietly
 
-    resources = resources_of(session, writes=not dry_run)
+    resources = resources_of(session)
     if not dry_run:
         initialise_quietly(session.engine, kubernetes=is_kubernetes(session))
     return resources
 
 
-def each_of(documents: Sequence[Document], do: Callable[[Document], Any]) -> Outcome:
-    """Do something with every document; an error does not stop the others."""
+def each_of(documents: Sequence[Document], do: Callable[[Document], Any], more: dict[str, Any]) -> Outcome:
+    """Do something with every document, in the namespace that is meant; an error does not stop the others."""
     outcome = Outcome([str(document["kind"]) for document in documents])
     for document in documents:
         try:
-            do(document)
+            placed = _placed(document, more.get("namespace"))
+        except IPAMError as error:
+            outcome.errors.append(error)
+            outcome.misplaced += 1
+            continue
+        try:
+            do(placed)
         except IPAMError as error:
             outcome.errors.append(error)
         else:
             outcome.handled += 1
     return outcome
+
+
+def _placed(document: Document, flag: str | None) -> Document:
+    """Return a resource with its namespace. Raises Told when it has another than the flag says, or may have none."""
+    from calico_ipam.ctl.get import namespace_of
+    from calico_ipam.ctl.kinds import by_name
+    from calico_ipam.engine.resources import identity
+
+    kind, _, own = identity(document)
+    namespace = namespace_of(by_name(kind), own, flag)
+    metadata = {**document["metadata"], **({"namespace": namespace} if namespace else {})}
+    return {**document, "metadata": metadata}
 
 
 def _finish(session: Session, outcome: Outcome, verb: str, done: str, *, dry_run: bool = False) -> None:
@@ -218,8 +233,7 @@ def _finish(session: Session, outcome: Outcome, verb: str, done: str, *, dry_run
     hints = "\n".join(dict.fromkeys(error.hint for error in errors if error.hint))
     texts = "[" + " ".join(str(error) for error in errors) + "]"
     if outcome.handled == 0:
-        some = f"any {noun}resources" if total > 1 else f"{noun}resource"
-        raise Told(f"failed to {verb} {some}: {texts}", hint=hints)
+        raise Told(f"failed to {verb} {outcome.some}: {texts}", hint=hints)
     if outcome.handled > len(errors) or session.for_people:
         say(f"Partial success: {done} the first {outcome.handled} out of {total} {noun}resources:")
     raise Told(f"hit error: {texts}", hint=hints)
