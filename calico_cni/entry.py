@@ -16,12 +16,13 @@ from calico_cni.protocol import ADD, CALICO, CALICO_IPAM, VERSION, Request, Resp
 #: First words that mean the command line tool even where a stray CNI_COMMAND is in the environment.
 CLI_WORDS = frozenset({"component", "ctl", "health", "version", "help"})
 
-_FLAGS: Mapping[str, tuple[str, ...]] = {CALICO: ("v", "t"), CALICO_IPAM: ("v", "upgrade")}
+_FLAGS: Mapping[str, tuple[str, ...]] = {CALICO: ("t", "v"), CALICO_IPAM: ("upgrade", "v")}
 _HELP: Mapping[str, str] = {
-    "v": "Display version",
-    "t": "Test datastore connection",
-    "upgrade": "Upgrade this node from host-local to calico-ipam",
+    "v": "\tDisplay version",
+    "t": "\tTest datastore connection",
+    "upgrade": "\n    \tUpgrade this node from host-local to calico-ipam",
 }
+_TRUE, _FALSE = ("1", "t", "T", "true", "TRUE", "True"), ("0", "f", "F", "false", "FALSE", "False")
 _USAGE = 2
 _IGNORE_UNKNOWN = "IgnoreUnknown=1"
 
@@ -49,6 +50,9 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     except CNIError as error:
         sys.stderr.write(f"{error.message}\n{usage(program)}")
         return _USAGE
+    if flag == "help":
+        sys.stderr.write(usage(program))
+        return 0
     if flag == "v":
         return _deliver(answer, Response(__version__ + "\n"))
     if flag == "upgrade":
@@ -67,23 +71,34 @@ def wants_cli(words: Sequence[str], environ: Mapping[str, str]) -> bool:
 
 
 def parse_flag(program: str, words: Sequence[str]) -> str:
-    """Return the flag that decides what is done, or an empty text. Raises CNIError for an unknown one."""
-    found = ""
+    """Return the flag that decides what is done, or an empty text. Raises CNIError for one that cannot be read.
+
+    The version goes before everything else that is asked for, and help before that.
+    """
+    found: set[str] = set()
     for word in words:
         if word == "--" or not word.startswith("-") or word == "-":
             break
-        name, equals, value = word.lstrip("-").partition("=")
+        name, equals, value = word[2 if word.startswith("--") else 1 :].partition("=")
+        if not name or name.startswith("-"):
+            raise CNIError(f"bad flag syntax: {word}")
         if name not in _FLAGS[program]:
+            if name in ("h", "help"):
+                return "help"
             raise CNIError(f"flag provided but not defined: -{name}")
-        if not equals or value.lower() in ("1", "t", "true"):
-            found = found or name
-    return found
+        if equals and value not in (*_TRUE, *_FALSE):
+            raise CNIError(f"invalid boolean value {protocol.go_quote(value)} for -{name}: parse error")
+        if equals and value in _FALSE:
+            found.discard(name)
+        else:
+            found.add(name)
+    return next((flag for flag in ("v", *_FLAGS[program]) if flag in found), "")
 
 
 def usage(program: str) -> str:
     """Return the flags of a program, as they are shown after an unknown one."""
-    lines = "".join(f"  -{flag}\t{_HELP[flag]}\n" for flag in _FLAGS[program])
-    return f"Usage of {program}:\n{lines}"
+    lines = "".join(f"  -{flag}{_HELP[flag]}\n" for flag in _FLAGS[program])
+    return f"Usage of {'Calico' if program == CALICO else program}:\n{lines}"
 
 
 def _serve(program: str, flag: str, environ: Mapping[str, str], answer: int) -> int:

@@ -10,6 +10,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+#: Go's types of numbers that fields have.
+NUMBERS = ("int", "uint64", "float32")
+
 
 class GoJSONError(ValueError):
     """A text that is no JSON, or a value of another type than its field; ``str()`` is Go's text."""
@@ -50,10 +53,17 @@ def _refuse(constant: str) -> Any:
     raise ValueError(constant)  # NaN and Infinity are Python's, not JSON's
 
 
+class _Fraction(float):
+    """A number with a point or an exponent that knows how it was written: Go's errors quote it so."""
+
+    text: str
+
+
 def _finite(text: str) -> float:
-    number = float(text)
+    number = _Fraction(text)
     if number in (float("inf"), float("-inf")):
         raise ValueError(text)
+    number.text = text
     return number
 
 
@@ -70,15 +80,25 @@ def kind_of(value: Any) -> str:
     return "object" if isinstance(value, Mapping) else "null"
 
 
+def shown(value: Any) -> str:
+    """Return a value of a document as Go prints it in the texts of errors (``%v``)."""
+    if value is None:
+        return "<nil>"
+    if isinstance(value, Mapping):
+        return f"map[{' '.join(f'{key}:{shown(value[key])}' for key in sorted(value))}]"
+    if isinstance(value, list):
+        return f"[{' '.join(shown(item) for item in value)}]"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return format(value, "g") if isinstance(value, int | float) else str(value)
+
+
 def cannot(value: Any, target: str, go_type: str) -> GoJSONError:
     """Return the error for a value that does not fit: ``target`` is ``value`` or ``struct field X.y``."""
     kind = kind_of(value)
-    if (
-        kind == "number"
-        and go_type in ("int", "uint64")
-        and (isinstance(value, float) or value < 0 or value >= 1 << 63)
-    ):
-        kind = f"number {json.dumps(value)}"
+    if kind == "number" and go_type in NUMBERS:
+        # The types fit, so it is this number that does not: a fraction, or one out of range.
+        kind = f"number {getattr(value, 'text', value)}"
     return GoJSONError(f"json: cannot unmarshal {kind} into Go {target} of type {go_type}")
 
 

@@ -107,7 +107,7 @@ class NetConf:
     windows_use_single_network: bool
     labels: tuple[tuple[str, str], ...]  #: from ``args``, not sanitised
     log: LogConf
-    previous: Mapping[str, Any] | None  #: ``prevResult`` as it came
+    previous: Any  #: ``prevResult`` as it came; None where there is none
     ineffective: tuple[str, ...]  #: keys that are set and do nothing for the datastore's client (§15.23)
     store_settings: Mapping[str, Any] = field(repr=False)
     cluster_settings: Mapping[str, Any] = field(repr=False)  #: of the API server that knows the pods

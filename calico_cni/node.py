@@ -12,7 +12,7 @@ from calico_cni.netconf import NetConf
 from calico_cni.protocol import go_quote
 
 _INTEGER = re.compile(r"[+-]?[0-9]+", re.ASCII)
-_MTU_DIGITS = 18  # fit into what Go's Atoi returns
+_MTU_DIGITS = 18  # surely fit into an int of Go
 
 
 def require_nodename_file(conf: NetConf) -> None:
@@ -69,9 +69,9 @@ def interface_mtu(conf: NetConf, file: Path) -> int:
             f"failed to read MTU file: strconv.Atoi: parsing {go_quote(text)}: invalid syntax",
             f"{file} must hold one number; remove it to use the kernel's default.",
         )
-    if len(text) > _MTU_DIGITS:
+    if len(text.lstrip("+-0")) > _MTU_DIGITS:
         raise CNIError(
-            f"failed to read MTU file: strconv.Atoi: parsing {go_quote(text[:_MTU_DIGITS])}: value out of range",
+            f"failed to read MTU file: strconv.Atoi: parsing {go_quote(text)}: value out of range",
             f"{file} must hold the size of a packet in bytes.",
         )
     return conf.mtu or int(text)

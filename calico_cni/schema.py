@@ -31,6 +31,8 @@ class ListOf:
 
 
 TEXTS = ListOf("string", "[]string")
+#: A value that is read elsewhere, by the verbs that need it.
+ANYTHING = "interface {}"
 
 _IPAM = Struct(
     "",
@@ -64,9 +66,20 @@ _KUBERNETES = Struct(
     "types.Kubernetes",
     {"k8s_api_root": "string", "kubeconfig": "string", "node_name": "string"},
 )
-_LABEL = Struct("", "types.Label", {"key": "string", "value": "string"})
-_LABELS = Struct("Labels", "types.Labels", {"labels": ListOf(_LABEL, "[]types.Label")})
+_LABEL = Struct(
+    "", 'struct { Key string "json:\\"key\\""; Value string "json:\\"value\\"" }', {"key": "string", "value": "string"}
+)
+_LABEL_LIST = ListOf(_LABEL, f"[]{_LABEL.go_type}")
+_LABELS = Struct(
+    "", f'struct {{ Labels {_LABEL_LIST.go_type} "json:\\"labels,omitempty\\"" }}', {"labels": _LABEL_LIST}
+)
 _NETWORK_INFO = Struct("NetworkInfo", "types.NetworkInfo", {"name": "string", "labels": _LABELS})
+_DNS = Struct(
+    "RuntimeConfigDNS",
+    "types.RuntimeConfigDNS",
+    {"servers": TEXTS, "domain": "string", "searches": TEXTS, "options": TEXTS},
+)
+_RUNTIME = Struct("RuntimeConfig", "types.RuntimeConfig", {"DNS": _DNS})
 _MESOS = Struct("Mesos", "types.Mesos", {"network_info": _NETWORK_INFO})
 
 NETCONF = Struct(
@@ -110,9 +123,13 @@ NETCONF = Struct(
         "readiness_gates": TEXTS,
         "policy_setup_timeout_seconds": "int",
         "endpoint_status_dir": "string",
+        "windows_pod_deletion_timestamp_timeout": "int",
         "windows_use_single_network": "bool",
+        "windows_disable_default_deny_all_policy": "bool",
+        "windows_loopback_DSR": "bool",
+        "RuntimeConfig": _RUNTIME,
         "dataplane_options": "map[string]interface {}",
-        "prevResult": "map[string]interface {}",
+        "prevResult": ANYTHING,
         "ipam": _IPAM,
         "args": Struct("Args", "types.Args", {"org.apache.mesos": _MESOS}),
         "policy": _POLICY,
@@ -123,6 +140,9 @@ NETCONF = Struct(
         "container_settings": Struct("ContainerSettings", "types.ContainerSettings", {"allow_ip_forwarding": "bool"}),
     },
 )
+
+#: The first number that Go rounds to no float32 any more.
+_FLOAT32_LIMIT = (1 << 128) - (1 << 103)
 
 #: What stands in for a key that is absent or null.
 _ZERO: Mapping[str, Any] = {"string": "", "int": 0, "uint64": 0, "float32": 0, "bool": False}
@@ -169,6 +189,8 @@ def _convert(owner: Struct, kind: Struct | ListOf | str, value: Any, path: str) 
 
 
 def _fits(kind: str, value: Any) -> bool:
+    if kind == ANYTHING:
+        return True
     if kind == "string":
         return isinstance(value, str)
     if kind == "bool":
@@ -178,6 +200,6 @@ def _fits(kind: str, value: Any) -> bool:
     if isinstance(value, bool):
         return False
     if kind == "float32":
-        return isinstance(value, int | float)
-    lowest = 0 if kind == "uint64" else -(1 << 63)
-    return isinstance(value, int) and lowest <= value < 1 << 63
+        return isinstance(value, int | float) and abs(value) < _FLOAT32_LIMIT
+    lowest, limit = (0, 1 << 64) if kind == "uint64" else (-(1 << 63), 1 << 63)
+    return isinstance(value, int) and lowest <= value < limit

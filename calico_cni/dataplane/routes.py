@@ -43,7 +43,7 @@ def network(address: Address) -> RouteTarget:
 
 def add_pod_routes_ipv4(rtnl: Rtnl, index: int, request: LinkRequest) -> None:
     """Add the link route to the gateway, then each IPv4 container route through it. Raises DataplaneError."""
-    with doing(f"add the route to {GATEWAY} in the sandbox"):
+    with doing("add route inside the container"):
         rtnl.add_route(network(GATEWAY), index, scope=SCOPE_LINK)
     _add_routes_via(rtnl, index, request, GATEWAY)
 
@@ -57,7 +57,7 @@ def _add_routes_via(rtnl: Rtnl, index: int, request: LinkRequest, gateway: Addre
     for target in request.routes:
         if target.version != gateway.version:
             continue
-        with doing(f"add the route to {target} via {gateway} in the sandbox"):
+        with doing(f"add IPv{target.version} route for {target} via {gateway}"):
             rtnl.add_route(target, index, scope=SCOPE_UNIVERSE, gateway=gateway)
 
 
@@ -80,7 +80,8 @@ def _add_host_route(rtnl: Rtnl, host_end: Link, address: Address, request: LinkR
             rtnl.add_route(network(address), host_end.index, scope=SCOPE_LINK)
         except NetlinkRefused as refused:
             if refused.code != errno.EEXIST:
-                raise DataplaneError(f"failed to add the route to {address} on {host_end.name}: {refused}") from None
+                route = f"(Ifindex: {host_end.index}, Dst: {network(address)}, Scope: link, Iface: {host_end.name})"
+                raise DataplaneError(f"{_failed(host_end)}failed to add route {route}: {refused}") from None
         else:
             return
         # The short list first: Felix often programs the same route a moment before us.
@@ -88,6 +89,10 @@ def _add_host_route(rtnl: Rtnl, host_end: Link, address: Address, request: LinkR
             return
         _make_way(rtnl, host_end, address, request, sandbox)
     raise DataplaneError(f"the route to {address} was taken again by another link {STALE_LINKS} times")
+
+
+def _failed(host_end: Link) -> str:
+    return f"error adding host side routes for interface: {host_end.name}, error: "
 
 
 def _is_to(route: Route, address: Address) -> bool:
@@ -124,7 +129,8 @@ def _in_use(route: Route, holder: Link | None, host_end: Link, address: Address,
     elif behind.peer is Peer.OURS:
         whose = f"{name} leads into this very sandbox"
     return AddressInUse(
-        f"route ({wanted}) already exists for an interface other than '{host_end.name}': route ({found})",
+        f"{_failed(host_end)}route ({wanted}) already exists for an interface other than '{host_end.name}': "
+        f"route ({found})",
         address=str(address),
         device=host_end.name,
         holder=name,

@@ -28,7 +28,7 @@ IP_ADDRS = f"{PREFIX}ipAddrs"
 IP_ADDRS_NO_IPAM = f"{PREFIX}ipAddrsNoIpam"
 HW_ADDR = f"{PREFIX}hwAddr"
 
-_MAC = re.compile(r"[0-9a-fA-F]{2}([:-][0-9a-fA-F]{2}){5}")
+_MAC = re.compile(r"[0-9a-fA-F]{2}(([:-])[0-9a-fA-F]{2})(\2[0-9a-fA-F]{2}){4}|([0-9a-fA-F]{4}\.){2}[0-9a-fA-F]{4}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +80,9 @@ def _pools(pod: Mapping[str, str], namespace: Mapping[str, str], name: str) -> t
         return None
     rule = 'a JSON list of names or CIDRs of IP pools, for example ["pool-1", "10.0.0.0/24"]'
     try:
-        return _texts(text)
+        return text_list(text)
     except gojson.GoJSONError as error:
-        raise CNIError(str(error), _quoted(whose, name, text, rule)) from None
+        raise CNIError(str(error), quoted(whose, name, text, rule)) from None
 
 
 def _families(pod: Mapping[str, str], namespace: Mapping[str, str]) -> tuple[int, ...] | None:
@@ -91,12 +91,12 @@ def _families(pod: Mapping[str, str], namespace: Mapping[str, str]) -> tuple[int
         return None
     rule = 'a JSON list of "IPv4" and "IPv6", written exactly so'
     try:
-        found = _texts(text)
+        found = text_list(text)
     except gojson.GoJSONError as error:
-        raise CNIError(f"error parsing ipFamilies: {error}", _quoted(whose, IP_FAMILIES, text, rule)) from None
+        raise CNIError(str(error), quoted(whose, IP_FAMILIES, text, rule)) from None
     known = {"IPv4": 4, "IPv6": 6}
-    if not found or any(family not in known for family in found):
-        raise CNIError(f"error parsing ipFamilies: {text}", _quoted(whose, IP_FAMILIES, text, rule))
+    if any(family not in known for family in found):
+        raise CNIError(f"error parsing ipFamilies: {text}", quoted(whose, IP_FAMILIES, text, rule))
     return tuple(sorted({known[family] for family in found}))
 
 
@@ -122,9 +122,9 @@ def _addresses(conf: NetConf, pod: Mapping[str, str]) -> tuple[tuple[Address, ..
 
 
 def _address_list(name: str, text: str) -> tuple[Address, ...]:
-    advice = _quoted("pod", name, text, 'a JSON list of addresses, at most one of each family: ["10.0.0.5"]')
+    advice = quoted("pod", name, text, 'a JSON list of addresses, at most one of each family: ["10.0.0.5"]')
     try:
-        texts = _texts(text)
+        texts = text_list(text)
     except gojson.GoJSONError as error:
         failed = f"failed to parse '{text}' as JSON: {error}"
         raise CNIError(f"failed to parse IPs {text} for annotation {go_quote(name)}: {failed}", advice) from None
@@ -148,9 +148,9 @@ def _floating(conf: NetConf, pod: Mapping[str, str]) -> tuple[Address, ...]:
     if not text:
         return ()
     _need_feature(conf.floating_ips, "floating_ips", FLOATING_IPS)
-    advice = _quoted("pod", FLOATING_IPS, text, 'a JSON list of addresses: ["192.0.2.7"]')
+    advice = quoted("pod", FLOATING_IPS, text, 'a JSON list of addresses: ["192.0.2.7"]')
     try:
-        texts = _texts(text)
+        texts = text_list(text)
     except gojson.GoJSONError as error:
         raise CNIError(f"failed to parse '{text}' as JSON: {error}", advice) from None
     found = []
@@ -166,15 +166,15 @@ def _mac(pod: Mapping[str, str]) -> str:
     text = pod.get(HW_ADDR) or ""
     if text and not _MAC.fullmatch(text):
         raise CNIError(
-            f"failed to parse MAC address {text} in annotation {HW_ADDR}: address {text}: invalid MAC address",
-            _quoted("pod", HW_ADDR, text, "six pairs of hexadecimal digits: 02:00:00:00:00:01"),
+            f"failed to parse MAC address {text} provided via {HW_ADDR}: address {text}: invalid MAC address",
+            quoted("pod", HW_ADDR, text, "six pairs of hexadecimal digits: 02:00:00:00:00:01"),
         )
     if text and int(text[:2], 16) & 1:
         raise CNIError(
             f"hardware address {text} in annotation {HW_ADDR} is a multicast address",
             "An interface needs a unicast address: the first pair must be even.",
         )
-    return text.replace("-", ":").lower()
+    return ":".join(re.findall("..", re.sub("[:.-]", "", text))).lower()
 
 
 def _need_calico_ipam(conf: NetConf, annotation: str) -> None:
@@ -194,18 +194,18 @@ def _need_feature(enabled: bool, feature: str, annotation: str) -> None:
         )
 
 
-def _texts(text: str) -> tuple[str, ...]:
-    """Return a JSON list of strings; ``null`` is an empty one. Raises GoJSONError."""
+def text_list(text: str) -> tuple[str, ...]:
+    """Return a JSON list of strings; ``null`` is an empty one, and inside it an empty string. Raises GoJSONError."""
     found = gojson.load(text.encode("utf-8", "surrogateescape"))
     if found is None:
         return ()
     if not isinstance(found, list):
         raise gojson.cannot(found, "value", "[]string")
     for entry in found:
-        if not isinstance(entry, str):
+        if not isinstance(entry, str | None):
             raise gojson.cannot(entry, "value", "string")
-    return tuple(found)
+    return tuple(entry or "" for entry in found)
 
 
-def _quoted(whose: str, name: str, text: str, rule: str) -> str:
+def quoted(whose: str, name: str, text: str, rule: str) -> str:
     return f"The {whose}'s annotation {name} is {text!r}; it must be {rule}."

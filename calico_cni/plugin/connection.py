@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from calico_cni import gojson, netconf, timers
@@ -13,6 +14,8 @@ from calico_cni.plugin.readiness import check_ready
 from calico_cni.protocol import Request, Response
 from calico_ipam.datastore.api import Datastore, Deadline
 from calico_ipam.errors import IPAMError
+
+_NAME = re.compile(r"[a-zA-Z0-9_.\-]+")
 
 
 def test_connection(request: Request, context: Context) -> Response:
@@ -32,6 +35,11 @@ def _test(request: Request, context: Context) -> None:
     if not isinstance(document, dict):
         raise CNIError("failed to load netconf: it is no JSON object")
     conf = netconf.load(document)
+    if not _NAME.fullmatch(conf.name):
+        raise CNIError(
+            "invalid characters detected in the given network name. "
+            "Only letters a-z, numbers 0-9, and symbols _.- are supported"
+        )
     call = Call(request, conf, context, Log(PLUGIN))
     with call.store() as store:
         check_ready(store, timers.CONNECTION_TEST)
@@ -46,4 +54,8 @@ def _test_kubernetes(call: Call, store: Datastore) -> None:
         Path(kubeconfig).stat()
     except OSError as error:
         raise CNIError(f"error building K8s client config: stat {kubeconfig}: {reason(error)}") from None
-    call.cluster(store).within(Deadline.after(timers.CONNECTION_TEST)).version()
+    cluster = call.cluster(store).within(Deadline.after(timers.CONNECTION_TEST))
+    try:
+        cluster.version()
+    except IPAMError as error:
+        raise CNIError(f"unable to connect to K8s server: {error}") from error

@@ -13,12 +13,18 @@ _DOTTED = re.compile(r"[-.]*\.[-.]*")
 
 
 def sanitised(value: str) -> str:
-    """Return a text as a label's value may be: ``//my/val/`` becomes ``my.val``."""
+    """Return a text as a label's key or value may be: ``//my/val/`` becomes ``my.val``."""
     text = _FOREIGN.sub("-", value.replace("/", "."))
     return _DOTTED.sub(".", text).strip(".-")
 
 
 def split_labels(pairs: Iterable[tuple[str, str]]) -> tuple[dict[str, str], str]:
     """Return the labels, and the namespace that one of them names instead (empty: none)."""
-    labels = {key: sanitised(value) for key, value in pairs}
-    return labels, labels.pop(NAMESPACE_LABEL, "")
+    labels: dict[str, str] = {}
+    namespace = ""
+    for key, value in pairs:
+        if key == NAMESPACE_LABEL:
+            namespace = sanitised(value)
+        else:
+            labels[sanitised(key)] = sanitised(value)
+    return labels, namespace

@@ -27,6 +27,10 @@ from calico_ipam.model.owner import Owner
 if TYPE_CHECKING:
     from calico_ipam.engine.client import IPAM
 
+_NO_FAMILY = (
+    "No family of addresses is asked for: look at assign_ipv4 and assign_ipv6 of the network configuration, and at the "
+    "annotation cni.projectcalico.org/ipFamilies of pod and namespace."
+)
 #: how the names of pods begin that run virtual machines of KubeVirt
 LAUNCHER = "virt-launcher-"
 
@@ -106,7 +110,7 @@ class AddressSource:
             result = delegate.result_of(text)
             if result.ips:
                 return result
-            raise CNIError("IPAM plugin returned missing IP config")
+            raise CNIError("IPAM plugin returned missing IP config", _NO_FAMILY if delegate.ours else "")
         except CNIError:
             try:
                 delegate.delete()

@@ -138,7 +138,6 @@ def _remove_record(attachment: _Attachment) -> None:
 def _release(attachment: _Attachment) -> None:
     call = attachment.call
     if call.conf.ipam.type == podcidr.HOST_LOCAL:
-        podcidr.routes(call.conf.document)  # what ADD refuses is refused here too, as upstream does
         call = with_stdin(call, podcidr.for_delete(call.conf.document))
     call = replace(call, context=call.context.knowing(attachment.cluster))
     IPAMDelegate(call, attachment.store).delete()

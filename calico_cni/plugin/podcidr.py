@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from ipaddress import IPv4Network, IPv6Network, ip_network
+from ipaddress import IPv4Network, IPv6Network
 from typing import Any
 
+from calico_cni import gojson
 from calico_cni.errors import CNIError
 from calico_cni.plugin.rewriting import section, with_values
 from calico_ipam.errors import InvalidInput
@@ -90,29 +91,34 @@ def routes(document: Mapping[str, Any]) -> list[Network]:
 
     One without a destination is left out; gateways are ignored: everything leaves by the one link.
     """
-    listed = section(document, "ipam").get("routes")
-    if listed is None:
-        return []
-    found = []
-    for entry in _list(listed, "routes"):
-        route = _object(entry, "route")
-        target = route.get("dst")
-        if target is None:
-            continue
-        if not isinstance(target, str):
-            raise _expected("host-local route dst", "a string", target)
-        try:
-            found.append(ip_network(target, strict=False) if "/" in target else _bad(target))
-        except ValueError:
-            _bad(target)
-    return found
+    ipam = section(document, "ipam")
+    listed = ipam.get("routes")
+    if listed is not None and not isinstance(listed, list):
+        found = gojson.shown(ipam)
+        raise _wrong(f"failed to parse host-local IPAM routes section; expecting list, not: {found}")
+    targets = []
+    for entry in listed or ():
+        if not isinstance(entry, Mapping):
+            raise _wrong(
+                f"failed to parse host-local IPAM routes section; expecting a dict, not: {gojson.shown(entry)}"
+            )
+        if "dst" in entry:
+            targets.append(_target(entry["dst"]))
+    return targets
 
 
-def _bad(target: str) -> Network:
-    raise CNIError(
-        f"invalid CIDR address: {target}",
-        'A route of the "ipam" section needs a CIDR as "dst", for example 10.0.0.0/8.',
-    )
+def _target(text: Any) -> Network:
+    if not isinstance(text, str):
+        raise _wrong(f"invalid IPAM routes section; expecting 'dst' to be a string, not: {gojson.shown(text)}")
+    try:
+        if "/" not in text:
+            raise InvalidInput("no prefix length")
+        return parse_network(text)
+    except InvalidInput:
+        raise CNIError(
+            f"invalid CIDR address: {text}",
+            'A route of the "ipam" section needs a CIDR as "dst", for example 10.0.0.0/8.',
+        ) from None
 
 
 # --- the shape of host-local's configuration ---------------------------------------------------------------
@@ -130,9 +136,7 @@ def _filled(document: Mapping[str, Any], fill: Callable[[dict[str, Any], int], d
     ipam = filled(ipam)
     ranges = _value(ipam, "ranges")
     if ranges is not None:
-        sets = [
-            [filled(_object(entry, "range")) for entry in _set(entries)] for entries in _list(ranges, "ranges section")
-        ]
+        sets = [[filled(_object(entry)) for entry in _set(entries)] for entries in _list(ranges)]
         ipam = with_values(ipam, {"ranges": sets})
     return dict(document) if ipam == before else with_values(document, {"ipam": ipam})
 
@@ -142,16 +146,15 @@ def _ranges(document: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     ipam = section(document, "ipam")
     yield ipam
     ranges = _value(ipam, "ranges")
-    for entries in _list(ranges, "ranges section") if ranges is not None else ():
+    for entries in _list(ranges) if ranges is not None else ():
         for entry in _set(entries):
-            yield _object(entry, "range")
+            yield _object(entry)
 
 
 def _family(range_: Mapping[str, Any]) -> int | None:
     subnet = _value(range_, "subnet")
-    if subnet is not None and not isinstance(subnet, str):
-        raise _expected("host-local subnet field", "a string", subnet)
-    return _WORDS.get(subnet.lower()) if subnet else None
+    # What is no text either, host-local will refuse in its own words.
+    return _WORDS.get(subnet.lower()) if isinstance(subnet, str) else None
 
 
 def _network(range_: Mapping[str, Any]) -> Network | None:
@@ -181,20 +184,18 @@ def _set(entries: Any) -> list[Any]:
     return entries
 
 
-def _list(value: Any, what: str) -> list[Any]:
+def _list(value: Any) -> list[Any]:
     if not isinstance(value, list):
-        raise _expected(f"host-local IPAM {what}", "a list", value)
+        found = gojson.shown(value)
+        raise _wrong(f"failed to parse host-local IPAM ranges section; was expecting a list, not: {found}")
     return value
 
 
-def _object(value: Any, what: str) -> dict[str, Any]:
+def _object(value: Any) -> dict[str, Any]:
     if not isinstance(value, Mapping):
-        raise _expected(f"host-local IPAM {what}", "a map", value)
+        raise _wrong(f"failed to parse host-local IPAM data; was expecting a dict, not: {gojson.shown(value)}")
     return dict(value)
 
 
-def _expected(what: str, kind: str, found: Any) -> CNIError:
-    return CNIError(
-        f"failed to parse {what}; was expecting {kind}, not: {found}",
-        "The ipam section has the shape that the plugin host-local documents.",
-    )
+def _wrong(message: str) -> CNIError:
+    return CNIError(message, "The ipam section has the shape that the plugin host-local documents.")

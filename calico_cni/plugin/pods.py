@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from calico_cni import timers
+from calico_cni import gojson, timers
 from calico_cni.args import POD_UID, WORKLOAD_KEYS, parse_args
 from calico_cni.context import Call, Cluster
 from calico_cni.errors import CNIError, cni_error
 from calico_cni.identity import Identity
-from calico_cni.plugin.annotations import annotations_of
+from calico_cni.plugin.annotations import annotations_of, quoted, text_list
 from calico_cni.plugin.endpoint import find_records
 from calico_ipam.datastore.api import Datastore, Deadline, Entry
 from calico_ipam.datastore.gojson import BadDocument
@@ -68,9 +68,7 @@ def read_pod(call: Call, cluster: Cluster, identity: Identity) -> Pod:
     try:
         sources = conversion.prefixes_of(annotations)
     except BadDocument as error:
-        raise CNIError(
-            str(error), f"The pod's annotation {conversion.ALLOWED_SOURCES} must be a JSON list of CIDRs."
-        ) from None
+        raise _malformed(annotations, error, f"The pod's annotation {conversion.ALLOWED_SOURCES}") from None
     return Pod(
         uid=str(metadata.get("uid") or ""),
         annotations=annotations,
@@ -83,6 +81,18 @@ def read_pod(call: Call, cluster: Cluster, identity: Identity) -> Pod:
         sources=tuple(sources),
         qos=controls_of(annotations),
     )
+
+
+def _malformed(annotations: Mapping[str, str], error: Exception, what: str) -> CNIError:
+    """Return the refusal of a pod that cannot be read; of a list that is no JSON with what is wrong with its text."""
+    for name in (conversion.FLOATING_IPS, conversion.ALLOWED_SOURCES):
+        text = annotations.get(name) or "[]"
+        try:
+            text_list(text)
+        except gojson.GoJSONError as problem:
+            rule = "a JSON list of " + ("addresses" if name == conversion.FLOATING_IPS else "CIDRs")
+            return CNIError(f"failed to parse '{text}' as JSON: {problem}", quoted("pod", name, text, rule))
+    return CNIError(str(error), f"{what} must be corrected.")
 
 
 def told(read: Any) -> Mapping[str, Any]:
@@ -140,7 +150,7 @@ def converted(document: Mapping[str, Any], identity: Identity) -> Entry | None:
     try:
         endpoint = conversion.endpoint_of(document)
     except (BadDocument, InvalidInput) as error:
-        raise CNIError(str(error), f"Correct pod {identity.namespace}/{identity.pod}.") from None
+        raise _malformed(annotations_of(document), error, f"Pod {identity.namespace}/{identity.pod}") from None
     return _entry(endpoint, document) if endpoint.spec.get("node") == identity.node else None
 
 

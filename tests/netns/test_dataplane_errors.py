@@ -101,7 +101,7 @@ def test_sizes_that_no_request_can_hold(
 
 def test_the_same_route_twice_is_fatal(node: Node, pod: Namespace, dataplane: LinuxDataplane) -> None:
     error = refused(dataplane, link_request(pod, IPV4, routes=("0.0.0.0/0", "0.0.0.0/0")))
-    assert str(error) == "failed to add the route to 0.0.0.0/0 via 169.254.1.1 in the sandbox: file exists"
+    assert str(error) == "failed to add IPv4 route for 0.0.0.0/0 via 169.254.1.1: file exists"
     assert node.links() == pod.links() == []
 
 
@@ -145,7 +145,7 @@ def test_second_interface_of_one_sandbox_is_refused_and_the_first_untouched(
         wait_for(lambda p=place, n=name: any(a.startswith("fe80") for a in p.addresses(n)), "a link-local address")
     before = sandbox_state(pod), host_state(node)
     error = refused(dataplane, link_request(pod, "10.1.1.1/32", name="net1", host_name="calinet1"))
-    assert str(error) == "failed to add the route to 169.254.1.1 in the sandbox: file exists"
+    assert str(error) == "failed to add route inside the container: file exists"
     assert (sandbox_state(pod), host_state(node)) == before
 
 

@@ -58,6 +58,7 @@ def test_route_of_a_live_sandbox_is_never_taken(
         dataplane.add(link_request(pod, address))
     error = caught.value
     assert (error.address, error.device, error.holder) == (address.partition("/")[0], HOST_NAME, HOLDER)
+    assert str(error).startswith(f"error adding host side routes for interface: {HOST_NAME}, error: route (Ifindex: ")
     assert f"already exists for an interface other than '{HOST_NAME}'" in str(error)
     assert f"Iface: {HOLDER})" in str(error)
     assert str(resident.pid) in error.hint

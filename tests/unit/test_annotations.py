@@ -63,7 +63,15 @@ def test_addresses() -> None:
     assert found.assigned == (parse_address("10.0.0.5"), parse_address("fd00::5"))
     assert asked({"ipAddrsNoIpam": '["10.0.0.1"]'}).given == (parse_address("10.0.0.1"),)
     assert asked({"floatingIPs": '["1.1.1.1"]'}).floating == (parse_address("1.1.1.1"),)
-    assert asked({"hwAddr": "CA-FE-CA-FE-CA-FE"}).mac == "ca:fe:ca:fe:ca:fe"
+    for text in ("CA-FE-CA-FE-CA-FE", "ca:fe:ca:fe:ca:fe", "cafe.cafe.cafe"):
+        assert asked({"hwAddr": text}).mac == "ca:fe:ca:fe:ca:fe"
+
+
+def test_lists_that_hold_nothing() -> None:
+    """No family at all is for the IPAM plugin to answer; a pool without a name is not found by it."""
+    assert asked({"ipFamilies": "[]"}).families == asked({"ipFamilies": "null"}).families == ()
+    assert asked({"ipv4pools": "[null]"}).ipv4_pools == ("",)
+    assert asked({"ipv4pools": "null"}).ipv4_pools == ()
 
 
 #: annotations, features, upstream's text, what ours says beside it
@@ -93,11 +101,11 @@ BAD: list[tuple[str, dict[str, str], str, str]] = [
         "ipv6pools is '[1]'",
     ),
     ("families unknown", {"ipFamilies": '["ipv4"]'}, 'error parsing ipFamilies: ["ipv4"]', "written exactly so"),
-    ("families empty", {"ipFamilies": "[]"}, "error parsing ipFamilies: []", "must be a JSON list"),
+    ("families null inside", {"ipFamilies": "[null]"}, "error parsing ipFamilies: [null]", "must be a JSON list"),
     (
         "families no json",
         {"ipFamilies": "IPv4"},
-        "error parsing ipFamilies: invalid character 'I'",
+        "invalid character 'I' looking for beginning of value",
         "ipFamilies is 'IPv4'",
     ),
     (
@@ -124,6 +132,7 @@ BAD: list[tuple[str, dict[str, str], str, str]] = [
         'annotation "cni.projectcalico.org/ipAddrs" specified but empty',
         "JSON list",
     ),
+    ("address null", {"ipAddrs": "[null]"}, "invalid IP format: ", "ipAddrs is '[null]'"),
     ("address empty", {"ipAddrs": '[""]'}, "invalid IP format: ", "ipAddrs is '[\"\"]'"),
     ("address with length", {"ipAddrs": '["10.0.0.5/32"]'}, "invalid IP format: 10.0.0.5/32", "JSON list of addresses"),
     (
@@ -141,7 +150,14 @@ BAD: list[tuple[str, dict[str, str], str, str]] = [
     ),
     ("floating garbage", {"floatingIPs": '["gumbo"]'}, "invalid floating IP: gumbo", "floatingIPs is '[\"gumbo\"]'"),
     ("floating no json", {"floatingIPs": "1.1.1.1"}, "failed to parse '1.1.1.1' as JSON: ", "floatingIPs is '1.1.1.1'"),
-    ("mac garbage", {"hwAddr": "garbage"}, "failed to parse MAC address garbage", "six pairs"),
+    (
+        "mac garbage",
+        {"hwAddr": "garbage"},
+        "failed to parse MAC address garbage provided via cni.projectcalico.org/hwAddr: "
+        "address garbage: invalid MAC address",
+        "six pairs",
+    ),
+    ("mac of mixed marks", {"hwAddr": "02:00-00:00:00:01"}, "invalid MAC address", "six pairs"),
     ("mac too short", {"hwAddr": "02:00:00"}, "failed to parse MAC address 02:00:00", "hwAddr is '02:00:00'"),
     ("mac of a group", {"hwAddr": "01:00:00:00:00:01"}, "is a multicast address", "must be even"),
 ]

@@ -343,13 +343,18 @@ def test_an_abandoned_link_is_replaced(bench: CNIBench, netns: str) -> None:
 
 
 def test_labels_of_another_orchestrator(bench: CNIBench) -> None:
-    labels = [{"key": "rack", "value": "-my$val"}, {"key": "projectcalico.org/namespace", "value": "prod"}]
+    labels = [
+        {"key": "rack", "value": "-my$val"},
+        {"key": "//my rack/", "value": "7"},
+        {"key": "projectcalico.org/namespace", "value": "prod"},
+    ]
     bench.extra = {"args": {"org.apache.mesos": {"network_info": {"labels": {"labels": labels}}}}}
     answer(bench.call("ADD"))
     (record,) = bench.records()
     assert record.namespace == "prod"
     assert record.labels == {
         "rack": "my-val",
+        "my-rack": "7",
         "projectcalico.org/namespace": "prod",
         "projectcalico.org/orchestrator": "cni",
     }
@@ -387,7 +392,7 @@ def test_mtu_of_configuration_beats_the_file(bench: CNIBench, content: str | Non
 def test_garbage_in_the_mtu_file_is_an_error_that_names_it(bench: CNIBench, content: str) -> None:
     (bench.folder / "mtu").write_text(content)
     text = told(bench.call("ADD", mtu=1400))
-    assert "failed to read MTU file: strconv.Atoi: parsing" in text and str(bench.folder / "mtu") in text
+    assert f'failed to read MTU file: strconv.Atoi: parsing "{content}"' in text and str(bench.folder / "mtu") in text
 
 
 def test_a_demanded_mtu_file_that_is_missing_is_code_11(bench: CNIBench) -> None:

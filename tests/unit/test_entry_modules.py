@@ -201,11 +201,36 @@ def test_plugin_or_command_line_tool(words: list[str], command: str | None, cli:
         ("calico", ["word", "-v"], ""),
         ("calico", ["--", "-v"], ""),
         ("calico", [], ""),
+        ("calico", ["-t", "-v"], "v"),
+        ("calico", ["-v", "--v=F"], ""),
+        ("calico", ["-v", "-help", "-nope"], "help"),
         ("calico-ipam", ["-upgrade"], "upgrade"),
     ],
 )
 def test_flags(program: str, words: list[str], flag: str) -> None:
     assert entry.parse_flag(program, words) == flag
+
+
+@pytest.mark.parametrize(
+    ("word", "text"),
+    [
+        ("-v=maybe", 'invalid boolean value "maybe" for -v: parse error'),
+        ("---v", "bad flag syntax: ---v"),
+        ("-=1", "bad flag syntax: -=1"),
+    ],
+)
+def test_flags_that_cannot_be_read(word: str, text: str) -> None:
+    with pytest.raises(CNIError) as found:
+        entry.parse_flag("calico", [word])
+    assert found.value.message == text
+
+
+def test_help() -> None:
+    done = run("calico-ipam", "-h")
+    assert (done.status, done.stdout) == (0, "")
+    assert (
+        done.stderr.startswith("Usage of calico-ipam:\n  -upgrade\n    \t") and "  -v\tDisplay version\n" in done.stderr
+    )
 
 
 @pytest.mark.parametrize(("program", "word"), [("calico", "-nope"), ("calico", "-upgrade"), ("calico-ipam", "-t")])
@@ -214,7 +239,8 @@ def test_unknown_flags(program: str, word: str) -> None:
         entry.parse_flag(program, [word])
     done = run(program, word, environ={"CNI_COMMAND": "ADD"} if program == "calico" else {})
     assert (done.status, done.stdout) == (2, "")
-    assert f"flag provided but not defined: {word}\nUsage of {program}:\n  -v\t" in done.stderr
+    title = {"calico": "Calico"}.get(program, program)
+    assert f"flag provided but not defined: {word}\nUsage of {title}:\n  -" in done.stderr
 
 
 def test_v_prints_the_version_whatever_the_command() -> None:
@@ -364,6 +390,8 @@ def test_connection_test(netconf: dict[str, Any], tmp_path: Path) -> None:
     missing = {**netconf, "kubernetes": {"kubeconfig": str(tmp_path / "absent")}}
     for stdin, details in (
         (missing, f"error building K8s client config: stat {tmp_path}/absent: no such file or directory"),
+        ({**netconf, "name": "a b"}, "invalid characters detected in the given network name. Only letters a-z, "),
+        ({}, "invalid characters detected in the given network name. Only letters a-z, "),
         ({**netconf, "datastore_type": "bogus"}, "unknown datastore type: bogus"),
         ({**netconf, "mtu": "x"}, "failed to load netconf: json: cannot unmarshal string"),
     ):

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from calico_cni import netconf
+from calico_cni import gojson, netconf
 from calico_cni.args import ADDRESS_KEYS, WORKLOAD_KEYS, parse_args
 from calico_cni.errors import CNIError
 from calico_cni.netconf import Attachment
@@ -42,6 +42,13 @@ def message_of(document: dict[str, Any]) -> str:
             "array into Go struct field NetConf.dataplane_options of type map[string]interface {}",
         ),
         ({"MTU": "x"}, "string into Go struct field NetConf.mtu of type int"),
+        ({"qps": 1e39}, "number 1e+39 into Go struct field NetConf.qps of type float32"),
+        ({"runtimeConfig": 5}, "number into Go struct field NetConf.RuntimeConfig of type types.RuntimeConfig"),
+        (
+            {"runtimeConfig": {"dns": {"servers": "x"}}},
+            "string into Go struct field RuntimeConfigDNS.RuntimeConfig.DNS.servers of type []string",
+        ),
+        ({"windows_loopback_dsr": 1}, "number into Go struct field NetConf.windows_loopback_DSR of type bool"),
         ({"args": []}, "array into Go struct field NetConf.args of type types.Args"),
     ],
 )
@@ -180,3 +187,15 @@ def test_arguments() -> None:
     assert found.get("K8S_POD_NAME") == "a" and found.get("nothing") == ""
     assert parse_args("", WORKLOAD_KEYS).ip is None
     assert parse_args("IP=", ADDRESS_KEYS).ip is None
+
+
+@pytest.mark.parametrize("text", ["1e3", "1500.50", "9223372036854775808"])
+def test_numbers_are_quoted_as_they_were_written(text: str) -> None:
+    with pytest.raises(CNIError) as found:
+        netconf.load(gojson.load(f'{{"mtu": {text}}}'.encode()))
+    wanted = f"json: cannot unmarshal number {text} into Go struct field NetConf.mtu of type int"
+    assert found.value.message == f"failed to load netconf: {wanted}"
+
+
+def test_only_check_reads_an_earlier_result() -> None:
+    assert netconf.load({"name": "n", "prevResult": []}).previous == []

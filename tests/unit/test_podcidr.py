@@ -84,10 +84,12 @@ def test_nodes_that_lack_the_range(cidrs: Any, word: str, text: str) -> None:
 @pytest.mark.parametrize(
     ("ipam", "text"),
     [
-        ({"ranges": {}}, "failed to parse host-local IPAM ranges section; was expecting a list, not: {}"),
+        (
+            {"ranges": {"b": [1, 2.5, True], "a": None}},
+            "failed to parse host-local IPAM ranges section; was expecting a list, not: map[a:<nil> b:[1 2.5 true]]",
+        ),
         ({"ranges": [{"subnet": "x"}]}, "failed to parse host-local IPAM range set; was expecting a list, not: []"),
-        ({"ranges": [["x"]]}, "failed to parse host-local IPAM range; was expecting a map, not: x"),
-        ({"subnet": 7}, "failed to parse host-local subnet field; was expecting a string, not: 7"),
+        ({"ranges": [["x"]]}, "failed to parse host-local IPAM data; was expecting a dict, not: x"),
     ],
 )
 def test_wrong_shapes(ipam: dict[str, Any], text: str) -> None:
@@ -112,6 +114,11 @@ def test_stand_ins_of_delete_overlap_with_nothing(others: list[str]) -> None:
     assert [str(n) for n in networks[3:]] == others
 
 
+def test_a_subnet_that_is_no_text_is_for_host_local_to_refuse() -> None:
+    given = document(ranges=[[{"subnet": 7}]])
+    assert added(given)["ranges"] == [[{"subnet": 7}]]
+
+
 def test_routes() -> None:
     given = document(routes=[{"dst": "10.123.4.5/16", "gw": "1.2.3.4"}, {"gw": "1.2.3.4"}, {"dst": "fd00::/8"}])
     assert [str(route) for route in podcidr.routes(given)] == ["10.123.0.0/16", "fd00::/8"]
@@ -124,9 +131,14 @@ def test_routes() -> None:
         ([{"dst": "gumbo"}], "invalid CIDR address: gumbo"),
         ([{"dst": "10.0.0.1"}], "invalid CIDR address: 10.0.0.1"),
         ([{"dst": "10.0.0.0/33"}], "invalid CIDR address: 10.0.0.0/33"),
-        ([{"dst": 7}], "failed to parse host-local route dst; was expecting a string, not: 7"),
-        ({}, "failed to parse host-local IPAM routes; was expecting a list, not: {}"),
-        (["x"], "failed to parse host-local IPAM route; was expecting a map, not: x"),
+        ([{"dst": 7}], "invalid IPAM routes section; expecting 'dst' to be a string, not: 7"),
+        ([{"dst": None}], "invalid IPAM routes section; expecting 'dst' to be a string, not: <nil>"),
+        (
+            {"dst": "10.0.0.0/8"},
+            "failed to parse host-local IPAM routes section; expecting list, not: "
+            "map[routes:map[dst:10.0.0.0/8] type:host-local]",
+        ),
+        (["x"], "failed to parse host-local IPAM routes section; expecting a dict, not: x"),
     ],
 )
 def test_bad_routes(routes: Any, text: str) -> None:

@@ -157,17 +157,22 @@ def ports_of(spec: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def text_list(annotations: Mapping[str, Any], name: str) -> list[str]:
-    """Return an annotation that holds a JSON list of strings; absent or empty is no entry. Raises BadDocument."""
+    """Return an annotation that holds a JSON list of strings; absent, empty and null are no entry. Raises BadDocument.
+
+    A null in the list reads as an empty string, as it does upstream.
+    """
     text = annotations.get(name)
     if not text:
         return []
     try:
         found = json.loads(text)
     except ValueError:
-        found = None
-    if not isinstance(found, list) or not all(isinstance(item, str) for item in found):
+        found = False
+    if found is None:
+        return []
+    if not isinstance(found, list) or not all(isinstance(item, str | None) for item in found):
         raise BadDocument(f"failed to parse '{text}' as JSON for annotation {name}: it must be a list of strings")
-    return found
+    return [item or "" for item in found]
 
 
 def nats_of(annotations: Mapping[str, Any], networks: list[str]) -> list[dict[str, str]]:
