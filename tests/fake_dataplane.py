@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from calico_cni.dataplane.api import (
+    ContainerLink,
     DataplaneError,
     HostLink,
     LinkExpectation,
@@ -30,6 +31,7 @@ class Pair:
 class FakeDataplane:
     """``inhabited``: sandboxes with a process in them. ``gone``: paths that name nothing any more.
 
+    ``devices``: what every sandbox has beside pairs, and nobody can remove.
     ``fail``: called with the name of each operation before it is done; what it raises is what the operation raises.
     ``effects``: called after each change, so that a test can look at what a ``kill -9`` would leave.
     """
@@ -37,6 +39,7 @@ class FakeDataplane:
     pairs: dict[str, Pair] = field(default_factory=dict)
     inhabited: set[str] = field(default_factory=set)
     gone: set[str] = field(default_factory=set)
+    devices: frozenset[str] = frozenset({"lo"})
     fail: Callable[[str], None] = lambda _operation: None
     effects: Callable[[], None] = lambda: None
     problems: list[str] = field(default_factory=list)
@@ -61,9 +64,12 @@ class FakeDataplane:
             return Peer.OURS
         return Peer.INHABITED if pair.netns in self.inhabited else Peer.EMPTY
 
-    def container_link(self, netns: str, name: str) -> bool:
+    def container_link(self, netns: str, name: str) -> ContainerLink | None:
         self._start("container_link")
-        return self._inside(netns, name) is not None
+        if name in self.devices and netns not in self.gone:
+            return ContainerLink("")
+        pair = self._inside(netns, name)
+        return ContainerLink("veth", pair.host_name) if pair is not None else None
 
     def add(self, request: LinkRequest) -> LinkResult:
         self._start("add")
@@ -82,6 +88,8 @@ class FakeDataplane:
 
     def remove(self, netns: str, container_name: str, host_name: str | None) -> None:
         self._start("remove")
+        if container_name in self.devices:
+            raise DataplaneError("failed to clean up workload's pod interface inside netns: operation not supported")
         pair = self._inside(netns, container_name)
         if pair is not None and netns not in self.gone:
             del self.pairs[pair.host_name]

@@ -14,6 +14,9 @@ from typing import Protocol
 from .errors import AddressInUse as AddressInUse  # the names belong to this page, too
 from .errors import DataplaneError as DataplaneError
 
+#: kinds of device that have another end
+PAIRS = ("veth", "netkit")
+
 Interface = IPv4Interface | IPv6Interface
 RouteTarget = IPv4Network | IPv6Network
 
@@ -42,6 +45,19 @@ class HostLink:
     def alive(self) -> bool:
         """May somebody use it? Only a link whose other end is known to be abandoned is not alive."""
         return self.peer in (Peer.INHABITED, Peer.UNKNOWN)
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerLink:
+    """A link of a sandbox as it was found. ``host_name``: of its other end, where that is a link of the host."""
+
+    kind: str  #: as of HostLink
+    host_name: str | None = None
+
+    @property
+    def is_pair(self) -> bool:
+        """May it have been made here? Other kinds of device are never made, and so never removed."""
+        return self.kind in PAIRS
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +122,8 @@ class Dataplane(Protocol):
     def host_link(self, name: str, netns: str) -> HostLink | None:
         """Return the host's link of that name, or None. ``netns``: the sandbox of this call; may be empty or gone."""
 
-    def container_link(self, netns: str, name: str) -> bool:
-        """Tell whether the sandbox has a link of that name; False for a namespace that is gone."""
+    def container_link(self, netns: str, name: str) -> ContainerLink | None:
+        """Return the sandbox's link of that name, or None; None for a namespace that is gone, too."""
 
     def add(self, request: LinkRequest) -> LinkResult:
         """Make the pair, or leave nothing of it behind: what was made is removed before an error is raised."""

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from ipaddress import IPv6Address
 
 from . import sysctl
-from .api import DataplaneError, HostLink, LinkExpectation, LinkRequest, LinkResult, RouteTarget
+from .api import ContainerLink, DataplaneError, HostLink, LinkExpectation, LinkRequest, LinkResult, RouteTarget
 from .check import check
 from .netlink import NetlinkRefused
 from .netns import Namespace, NamespaceGone, entered, is_own_namespace
 from .pair import HOST_MAC, HostMac, make_pair, undo_pair
-from .peers import host_link
+from .peers import container_link, host_link
 from .routes import add_host_routes, add_pod_addresses, add_pod_routes_ipv4, add_pod_routes_ipv6, doing
 from .rtnl import Link, Rtnl
 
@@ -73,16 +73,18 @@ class LinuxDataplane:
                 sandbox = None
             return host_link(rtnl, name, sandbox)
 
-    def container_link(self, netns: str, name: str) -> bool:
-        """Tell whether the sandbox has a link of that name; False for one that is gone. Raises DataplaneError."""
+    def container_link(self, netns: str, name: str) -> ContainerLink | None:
+        """Return the sandbox's link of that name, or None; None for one that is gone, too. Raises DataplaneError."""
         with ExitStack() as stack, doing(f"look for link {name} in the sandbox"):
             try:
                 sandbox = stack.enter_context(Namespace.open(netns))
             except DataplaneError:
-                return False
+                return None
+            host = stack.enter_context(Namespace.own())
+            host_rtnl = stack.enter_context(Rtnl.open())
             with entered(sandbox):
-                rtnl = stack.enter_context(Rtnl.open())
-            return rtnl.link(name) is not None
+                pod_rtnl = stack.enter_context(Rtnl.open())
+            return container_link(pod_rtnl, host_rtnl, host, name)
 
     def add(self, request: LinkRequest) -> LinkResult:
         """Make the pair, or leave nothing of it behind. Raises DataplaneError, AddressInUse."""

@@ -5,14 +5,11 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from .api import DataplaneError, HostLink, Peer
+from .api import PAIRS, ContainerLink, DataplaneError, HostLink, Peer
 from .netns import Namespace, NamespaceGone, Resident, census, describe
 from .rtnl import Link, Rtnl
 
 logger = logging.getLogger(__name__)
-
-#: kinds of device that have another end
-PAIRS = ("veth", "netkit")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +49,17 @@ def host_link(rtnl: Rtnl, name: str, sandbox: Namespace | None) -> HostLink | No
         return None
     behind = look_behind(rtnl, link, sandbox)
     return HostLink(link.name, link.index, link.kind, behind.peer, behind.name)
+
+
+def container_link(pod_rtnl: Rtnl, host_rtnl: Rtnl, host: Namespace, name: str) -> ContainerLink | None:
+    """Return what is known of the sandbox's link ``name``, or None if there is none."""
+    link = pod_rtnl.link(name)
+    if link is None:
+        return None
+    elsewhere = link.kind in PAIRS and link.peer_namespace is not None and link.peer_namespace >= 0
+    on_host = elsewhere and pod_rtnl.namespace_number(host.fd) == link.peer_namespace
+    other = host_rtnl.link_at(link.peer_index) if on_host else None
+    return ContainerLink(link.kind, other.name if other is not None else None)
 
 
 def resident_of_number(rtnl: Rtnl, number: int) -> Resident | None:

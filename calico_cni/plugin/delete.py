@@ -14,7 +14,7 @@ from calico_cni.identity import identify
 from calico_cni.node import require_nodename_file
 from calico_cni.plugin.endpoint import Records, delete_endpoint, find_records
 from calico_cni.plugin.installed import completed, is_stripped
-from calico_cni.plugin.links import StaleNamespaceError, dataplane_of, remove_link
+from calico_cni.plugin.links import StaleNamespaceError, dataplane_of, remove_inside, remove_link
 from calico_cni.plugin.outbound import masquerade_pools
 from calico_cni.plugin.readiness import check_ready
 from calico_cni.plugin.wiring import CLIENT_FAILED, host_interface
@@ -50,12 +50,7 @@ def delete(call: Call) -> Answer:
 
 
 def _delete(call: Call) -> Answer:
-    try:
-        is_pod = identify(call).for_kubernetes
-    except CNIError:
-        _remove_inside(call)
-        raise
-    if is_pod:
+    if identify(call).for_kubernetes:
         from calico_cni.plugin.pod_delete import delete_pod
 
         return delete_pod(call, _remove_inside)
@@ -87,10 +82,8 @@ def _look_up(call: Call, stack: ExitStack) -> _Attachment:
 
 def _remove_inside(call: Call) -> None:
     """Remove the sandbox's link although nothing else can be done now; its record and address wait for the next DEL."""
-    if not call.request.netns:
-        return
     try:
-        dataplane_of(call).remove(call.request.netns, call.request.ifname, None)
+        remove_inside(call, dataplane_of(call), {host_interface(call, identify(call))})
     except (CNIError, DataplaneError) as error:
         call.log.warning("Could not remove the link inside the sandbox", netns=call.request.netns, error=error)
 

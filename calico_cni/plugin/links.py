@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from calico_cni.context import Call
-from calico_cni.dataplane.api import Dataplane, DataplaneError, HostLink, Peer
+from calico_cni.dataplane.api import ContainerLink, Dataplane, DataplaneError, HostLink, Peer
 from calico_cni.errors import CNIError
 from calico_cni.identity import Identity
 from calico_cni.plugin.endpoint import Records, container_of
+from calico_cni.plugin.wiring import INTERFACE_PREFIX
 from calico_cni.protocol import Request
 from calico_ipam.datastore.api import Entry
+from calico_ipam.model.endpoint_names import DEFAULT_INTERFACE_PREFIX
 
 DEVICE_TYPES = ("", "veth", "netkit")
 
@@ -78,6 +82,34 @@ def second_interface(identity: Identity, other: str) -> CNIError:
     )
 
 
+def remove_inside(call: Call, dataplane: Dataplane, host_names: Collection[str]) -> None:
+    """Remove the link inside the sandbox, unless it is not of this attachment. Raises DataplaneError.
+
+    ``host_names``: what its other end may be called. A runtime that mixes up its sandboxes, or uses the path of one for
+    the next, would otherwise cut off whoever lives there.
+    """
+    request = call.request
+    link = dataplane.container_link(request.netns, request.ifname) if request.netns else None
+    if link is not None and not link.is_pair:
+        call.log.warning("The link in the sandbox is left alone: this plugin makes no such device", kind=link.kind)
+    elif link is not None and _is_of_another(call, link, host_names):
+        call.log.warning(
+            "The link in the sandbox is left alone: it is of another attachment",
+            link=link.host_name,
+            expected=" ".join(sorted(host_names)),
+        )
+    else:
+        dataplane.remove(request.netns, request.ifname, None)
+
+
+def _is_of_another(call: Call, link: ContainerLink, host_names: Collection[str]) -> bool:
+    """Tell whether a link is one of ours, and yet not of this attachment; what others have made, DEL may remove."""
+    name = link.host_name
+    first = call.request.environ.get(INTERFACE_PREFIX, "").partition(",")[0]
+    prefixes = (first or DEFAULT_INTERFACE_PREFIX, DEFAULT_INTERFACE_PREFIX)
+    return name is not None and name not in host_names and name.startswith(prefixes)
+
+
 def remove_link(call: Call, dataplane: Dataplane, host_name: str, records: Records) -> None:
     """Remove the sandbox's link, and the host's end if it is left and known to be ours (rulings 1).
 
@@ -86,8 +118,11 @@ def remove_link(call: Call, dataplane: Dataplane, host_name: str, records: Recor
     """
     request = call.request
     problem: DataplaneError | None = None
+    own = (
+        records.own.value.spec if records.own is not None and container_of(records.own) == request.container_id else {}
+    )
     try:
-        dataplane.remove(request.netns, request.ifname, None)
+        remove_inside(call, dataplane, {host_name, str(own.get("interfaceName") or host_name)})
     except DataplaneError as error:
         problem = error
     link = dataplane.host_link(host_name, request.netns)

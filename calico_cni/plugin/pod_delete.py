@@ -15,7 +15,7 @@ from calico_cni.identity import Identity, identify
 from calico_cni.node import require_nodename_file
 from calico_cni.plugin import podcidr
 from calico_cni.plugin.endpoint import Records, container_of, delete_endpoint, find_records
-from calico_cni.plugin.links import StaleNamespaceError, dataplane_of, remove_link
+from calico_cni.plugin.links import StaleNamespaceError, dataplane_of, remove_inside, remove_link
 from calico_cni.plugin.pod_records import remove_annotations
 from calico_cni.plugin.pods import bare_record
 from calico_cni.plugin.readiness import check_ready
@@ -95,7 +95,7 @@ def _take_down(attachment: _Attachment) -> list[Exception]:
         call.log.warning(
             "Another interface of this sandbox lives; endpoint and address are its own", link=attachment.host_name
         )
-        attachment.dataplane.remove(call.request.netns, call.request.ifname, None)
+        remove_inside(call, attachment.dataplane, {attachment.host_name})
         return errors
     try:
         # A record that names no container says nothing about the link.

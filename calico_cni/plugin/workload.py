@@ -61,7 +61,7 @@ def add_workload(wiring: Wiring, store: Datastore) -> Answer:
     plan = _plan(wiring, store)
     delegate = IPAMDelegate(call, store)
     own = plan.records.own
-    if own is not None and wiring.dataplane.container_link(call.request.netns, identity.ifname):
+    if own is not None and wiring.dataplane.container_link(call.request.netns, identity.ifname) is not None:
         return _repeat(wiring, store, own)
     if own is not None or _asks_for_addresses(call):
         # An ADD of this container was killed half way: what it had taken is free again before new is asked for.

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from calico_cni.dataplane import linux
-from calico_cni.dataplane.api import DataplaneError
+from calico_cni.dataplane.api import ContainerLink, DataplaneError
 from calico_cni.dataplane.linux import LinuxDataplane
 from tests.link_requests import HOST_NAME, link_request
 from tests.netns_tools import Namespace, Node
@@ -70,6 +70,21 @@ def test_path_that_is_no_namespace_is_an_error_but_the_host_link_goes(
 def test_a_link_that_cannot_be_removed_is_an_error(node: Node, pod: Namespace, dataplane: LinuxDataplane) -> None:
     with pytest.raises(DataplaneError, match=r"^failed to clean up workload's pod interface inside netns: .+"):
         dataplane.remove(pod.path, "lo", None)
+
+
+def test_where_a_link_of_the_sandbox_leads(node: Node, pod: Namespace, dataplane: LinuxDataplane) -> None:
+    """That is how DEL tells its own link from one of another attachment, and from what it never made."""
+    dataplane.add(link_request(pod))
+    other = node.sandbox()
+    node.ip("link", "add", "far0", "netns", pod.name, "type", "veth", "peer", "name", "far1", "netns", other.name)
+    pod.ip("link", "add", "in0", "type", "veth", "peer", "name", "in1")
+    assert dataplane.container_link(pod.path, "eth0") == ContainerLink("veth", HOST_NAME)
+    assert dataplane.container_link(pod.path, "far0") == ContainerLink("veth")
+    assert dataplane.container_link(pod.path, "in0") == ContainerLink("veth")
+    loopback = dataplane.container_link(pod.path, "lo")
+    assert loopback is not None and not loopback.is_pair
+    assert dataplane.container_link(pod.path, "eth1") is None
+    assert dataplane.container_link("/nowhere", "eth0") is None
 
 
 def test_a_device_that_never_goes_away_ends_the_wait(

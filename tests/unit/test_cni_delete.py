@@ -111,6 +111,43 @@ def test_a_link_whose_record_is_of_another_container_is_left(bench: CNIBench) ->
     assert bench.dataplane.pairs == {} and bench.records() == []
 
 
+def test_the_link_of_another_container_in_the_sandbox_is_left(bench: CNIBench) -> None:
+    """A runtime names a living sandbox in the DEL of another container, whose own things go all the same."""
+    answer(bench.call("ADD"))
+    kept = dict(bench.dataplane.pairs)
+    answer(bench.call("ADD", container="ffffffffffff", netns="/run/netns/other"))
+    for container in ("ffffffffffff", "never1"):
+        assert bench.call("DEL", container=container, netns=NETNS).exit_code == 0
+        assert bench.dataplane.pairs == kept
+        assert "it is of another attachment" in bench.log()
+    assert len(bench.records()) == len(bench.addresses()) == 1
+    assert bench.call("DEL").exit_code == 0
+    assert_gone(bench)
+
+
+def test_it_is_left_too_while_the_datastore_does_not_answer(bench: CNIBench) -> None:
+    answer(bench.call("ADD"))
+    bench.open_error = StoreUnavailable("refused")
+    assert failure(bench.call("DEL", container="ffffffffffff"))["code"] == 11
+    assert HOST_NAME in bench.dataplane.pairs
+
+
+def test_a_link_that_somebody_renamed_goes(bench: CNIBench) -> None:
+    answer(bench.call("ADD"))
+    bench.dataplane.pairs = {"renamed0": bench.dataplane.pairs[HOST_NAME]}
+    bench.dataplane.pairs = {"renamed0": Pair("renamed0", NETNS, "eth0")}
+    assert bench.call("DEL").exit_code == 0
+    assert_gone(bench)
+
+
+def test_loopback_is_no_interface_of_ours(bench: CNIBench) -> None:
+    """It cannot be removed, and was never made: a DEL that names it succeeds each time."""
+    answer(bench.call("ADD"))
+    for _ in range(2):
+        assert bench.call("DEL", ifname="lo", container="abc1").exit_code == 0
+    assert len(bench.records()) == 1
+
+
 def test_the_hosts_own_namespace_is_refused_first(bench: CNIBench) -> None:
     answer(bench.call("ADD"))
     found = failure(bench.call("DEL", netns="/proc/self/ns/net"))

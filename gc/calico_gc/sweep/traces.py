@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from calico_cni.dataplane.api import DataplaneError, Peer
+from calico_cni.dataplane.api import PAIRS, DataplaneError, Peer
 from calico_cni.dataplane.netns import census, describe
-from calico_cni.dataplane.peers import PAIRS, look_behind
+from calico_cni.dataplane.peers import look_behind
 from calico_cni.dataplane.rtnl import Rtnl
 from calico_gc.sweep.living import NoAnswer
 from calico_ipam.errors import InvalidInput
