@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from calico_ipam.ctl.commands import Mirrored
+from calico_ipam.ctl.commands import Watching, watch_option
 from calico_ipam.ctl.failures import ProblemsFound, Told
 from calico_ipam.ctl.output import FORMATS, document, say
 from calico_ipam.ctl.session import Session, connection_options, pass_session
@@ -21,7 +21,7 @@ NO_KUBECONFIG = "KUBECONFIG environment variable or --kubeconfig parameter not s
 _SHOWN = 10
 
 
-@click.command(cls=Mirrored)
+@click.command(cls=Watching)
 @click.option("--show-all-ips", is_flag=True, help="Print every address, who has it, and every handle without any.")
 @click.option("--show-problem-ips", is_flag=True, help="Print each address that is wrong.")
 @click.option("-o", "--output", "report_file", metavar="FILE", help="Write a report, for 'ipam release --from-report'.")
@@ -39,7 +39,7 @@ _SHOWN = 10
     metavar="SECONDS",
     help="Look again after this time, and tell only what is still so.",
 )
-@click.option("--watch", is_flag=True, help="Check again whenever something changes, until interrupted.")
+@watch_option
 @connection_options
 @pass_session
 def check(
@@ -52,7 +52,7 @@ def check(
     form: str | None,
     fail_on_problems: bool,
     confirm_after: float | None,
-    watch: bool,
+    watch: float | None,
 ) -> None:
     """Look for leaked addresses and whatever else is wrong. Nothing is written to the datastore.
 
@@ -72,10 +72,10 @@ def check(
     def once() -> None:
         _once(session, show_all_ips, show_problem_ips, report_file, kubeconfig, fail_on_problems, confirm_after)
 
-    if watch:
+    if watch is not None:
         from calico_ipam.ctl.watching import repeat
 
-        repeat(session, once)
+        repeat(session, once, every=watch)
     else:
         once()
 
@@ -98,7 +98,8 @@ def _once(
     if plainly:
         _upstream_words(session, survey, show_all=show_all, show_problems=show_problems, found=found)
     elif session.wants_document:
-        document(_document(session, survey, found), session.output)
+        content = _document(session, survey, found)
+        document(content["details"] if session.output == "csv" else content, session.output)
     else:
         _for_people(session, survey, found, show_all=show_all or show_problems)
     if report_file:

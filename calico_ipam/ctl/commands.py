@@ -63,7 +63,7 @@ class Commands(click.Group):
         name = args[0]
         command = self.get_command(ctx, name)
         if command is not None:
-            return command.name or name, command, args[1:]
+            return name, command, args[1:]
         if name.startswith("-") and not ctx.resilient_parsing:
             raise click.NoSuchOption(name, ctx=ctx)
         if self.helps_with_unknown and ctx.ensure_object(Session).compat:
@@ -100,6 +100,23 @@ class Mirrored(click.Command):
         if session.compat or not on_terminal():
             extra.setdefault("allow_extra_args", True)
         return super().make_context(info_name, args, parent, **extra)
+
+
+#: ``--watch`` or ``--watch=SECONDS``; see :class:`Watching`
+watch_option = click.option(
+    "--watch",
+    type=click.FloatRange(min=0.1, max=86400),
+    metavar="[=SECONDS]",
+    help="Show it again whenever it changes, until interrupted; look every 2 SECONDS.",
+)
+
+
+class Watching(Mirrored):
+    """A command with ``watch_option``: its value is written with a sign and may be left out, so that
+    ``get --watch pools`` means what it says."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, ["--watch=2" if each == "--watch" else each for each in args])
 
 
 def is_exact(session: Session) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from calico_ipam.ctl.commands import Mirrored
+from calico_ipam.ctl.commands import Watching, watch_option
 from calico_ipam.ctl.failures import Told
 from calico_ipam.ctl.kinds import KINDS, Kind, by_name, find_kind
 from calico_ipam.ctl.session import Session, connection_options, pass_session
@@ -33,7 +33,7 @@ class Found:
     documents: list[dict[str, Any]] = field(default_factory=list)
 
 
-@click.command(cls=Mirrored)
+@click.command(cls=Watching)
 @click.argument("words", nargs=-1, metavar="KIND [NAME]...")
 @click.option("-f", "--filename", "files", multiple=True, metavar="FILE", help="Show the resources that FILE names.")
 @click.option("-R", "--recursive", is_flag=True, help="Look into sub-folders of FILE.")
@@ -45,13 +45,14 @@ class Found:
     "form",
     default="ps",
     metavar="FORMAT",
-    help="ps, wide, yaml, json, name, custom-columns=A,B, go-template=T, go-template-file=F or jsonpath=EXPRESSION.",
+    help="ps, wide, yaml, json, csv, name, "
+    "custom-columns=A,B, go-template=T, go-template-file=F or jsonpath=EXPRESSION.",
 )
 @click.option("-n", "--namespace", metavar="NAME", help="The namespace of namespaced kinds. Default: default.")
 @click.option("-A", "--all-namespaces", is_flag=True, help="All namespaces.")
 @click.option("-a", "all_too", is_flag=True, hidden=True, help="The same as -A.")
 @click.option("--export", is_flag=True, help="Leave out what belongs to this cluster only.")
-@click.option("--watch", is_flag=True, help="Show it again whenever it changes, until interrupted.")
+@watch_option
 @connection_options
 @pass_session
 def get(
@@ -66,7 +67,7 @@ def get(
     all_namespaces: bool,
     all_too: bool,
     export: bool,
-    watch: bool,
+    watch: float | None,
 ) -> None:
     """Show resources.
 
@@ -79,10 +80,10 @@ def get(
     def once() -> None:
         _once(session, words, files, recursive, skip_empty, form, namespace, everywhere, export)
 
-    if watch:
+    if watch is not None:
         from calico_ipam.ctl.watching import repeat
 
-        repeat(session, once)
+        repeat(session, once, every=watch, lines=form == "json")
     else:
         once()
 
@@ -167,11 +168,11 @@ def _check_format(session: Session, form: str) -> None:
             what = {"go-template": "a template", "go-template-file": "a template file"}.get(name, "at least one column")
             raise Told(f"need to specify {what}", hint=f"Write it behind the sign: -o {name}=...")
         return
-    if not session.compat and (form in ("name", "table") or (equals and name == "jsonpath")):
+    if not session.compat and (form in ("name", "table", "csv") or (equals and name == "jsonpath")):
         return
     raise Told(
         f"unrecognized output format '{form}'",
-        hint="Known are ps, wide, yaml, json, name, custom-columns=, go-template=, jsonpath=.",
+        hint="Known are ps, wide, yaml, json, csv, name, custom-columns=, go-template=, jsonpath=.",
     )
 
 
@@ -290,10 +291,10 @@ def _write(session: Session, form: str, found: Sequence[Found], *, export: bool,
         _template(session, name, value, contents)
         return
     one: Any = contents[0] if len(contents) == 1 else (contents or None)
-    if name == "jsonpath":
-        from calico_ipam.ctl.jsonpath import find
+    if name == "jsonpath" or form == "csv":
+        from calico_ipam.ctl.output import document
 
-        click.echo(find(one, value), nl=False)
+        document(one, form)
     elif form == "json":
         click.echo(formats.as_json(one), nl=session.for_people)
     else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from calico_ipam.ctl.commands import Commands, Later, Mirrored
+from calico_ipam.ctl.commands import Commands, Later, Watching, watch_option
 from calico_ipam.ctl.completion import live_names
 from calico_ipam.ctl.session import Session, common_options, pass_session
 
@@ -32,7 +32,7 @@ def ipam() -> None:
     """Look at addresses, blocks and settings; find what is wrong and mend it."""
 
 
-@click.command(cls=Mirrored)
+@click.command(cls=Watching)
 @click.option("--ip", metavar="ADDRESS", help="Show who holds this address.")
 @click.option("--handle", metavar="ID", shell_complete=live_names("handle"), help="Show the addresses of this handle.")
 @click.option("--pod", metavar="NAMESPACE/NAME", help="Show the addresses of this pod.")
@@ -46,7 +46,7 @@ def ipam() -> None:
 @click.option("--show-borrowed", is_flag=True, help="Show addresses that a node holds in another node's block.")
 @click.option("--show-configuration", is_flag=True, help="Show the IPAM settings.")
 @click.option("--sort", type=click.Choice(("cidr", "used", "free", "node")), help="Order of blocks. Default: by CIDR.")
-@click.option("--watch", is_flag=True, help="Show it again whenever it changes, until interrupted.")
+@watch_option
 @common_options
 @pass_session
 def show(
@@ -60,7 +60,7 @@ def show(
     show_borrowed: bool,
     show_configuration: bool,
     sort: str | None,
-    watch: bool,
+    watch: float | None,
 ) -> None:
     """Show how full the pools are, or who holds what.
 
@@ -87,9 +87,9 @@ def show(
         else:
             views.show_pools(session, blocks=show_blocks, order=sort)
 
-    if watch:
+    if watch is not None:
         from calico_ipam.ctl.watching import repeat
 
-        repeat(session, once)
+        repeat(session, once, every=watch)
     else:
         once()

@@ -82,7 +82,7 @@ def _report(error: BaseException, session: Session) -> None:
             click.echo(text, err=not on_stdout)
             return
         for label, line in told(error):
-            note(line, label=label)
+            note(line, label=label, color=session.color_choice)
     except OSError:
         return  # there is nobody left to tell
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 Format = str
-FORMATS: tuple[Format, ...] = ("table", "wide", "json", "yaml", "name")
+FORMATS: tuple[Format, ...] = ("table", "wide", "json", "yaml", "csv", "name")
 
 #: above this a whole number is harder to read than its size
 _READABLE = 10**9
@@ -77,8 +77,8 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}{'es' if noun.endswith('s') else 's'}"
 
 
-def note(text: str, *, label: str = "note") -> None:
-    """Write a line beside the result, to standard error."""
+def note(text: str, *, label: str = "note", color: bool | None = None) -> None:
+    """Write a line beside the result, to standard error; ``color`` says whether in colour, else the terminal does."""
     colour = {"error": "red", "warning": "yellow"}.get(label, "cyan")
     if text.startswith(label):  # many of upstream's texts begin with "error" themselves
         label, text = text[: len(label)], text[len(label) :]
@@ -86,11 +86,12 @@ def note(text: str, *, label: str = "note") -> None:
         label, text = f"{label}:", f" {text}"
     if label == "hint:" and errors_on_terminal():
         text = paragraph(label + text, hanging="      ").removeprefix(label)
-    click.echo((label if os.environ.get("NO_COLOR") else click.style(label, fg=colour)) + text, err=True)
+    plain = bool(os.environ.get("NO_COLOR")) if color is None else not color
+    click.echo((label if plain else click.style(label, fg=colour)) + text, err=True, color=color)
 
 
 def document(value: Any, form: Format) -> None:
-    """Write a value as JSON or YAML, the names in it, or what a path in it leads to."""
+    """Write a value as JSON, YAML or CSV, the names in it, or what a path in it leads to."""
     if form == "name":
         for name in names_in(value):
             say(name)
@@ -99,6 +100,11 @@ def document(value: Any, form: Format) -> None:
         from calico_ipam.ctl.jsonpath import find
 
         click.echo(find(value, form.removeprefix("jsonpath=")), nl=False)
+        return
+    if form == "csv":
+        from calico_ipam.ctl.sheets import as_csv
+
+        click.echo(as_csv(value), nl=False)
         return
     if form == "json":
         import json

@@ -30,6 +30,7 @@ class Session:
         self.config: str | None = None
         self.output: Format = "table"
         self.log_level = "panic"
+        self.color = "auto"  #: or ``always``, ``never``
         self.compat = False  #: calicoctl's words exactly, wherever output goes
         self.mirrored = False  #: the command is one that calicoctl has too
         self.allow_version_mismatch = False
@@ -79,8 +80,8 @@ class Session:
 
     @property
     def wants_document(self) -> bool:
-        """True when the result is to be JSON or YAML."""
-        return self.output in ("json", "yaml", "name") or self.output.startswith("jsonpath=")
+        """True when the result is to be a document, such as JSON, YAML or CSV."""
+        return self.output in ("json", "yaml", "csv", "name") or self.output.startswith("jsonpath=")
 
     @property
     def for_people(self) -> bool:
@@ -92,7 +93,14 @@ class Session:
     @property
     def colours(self) -> bool:
         """True when the reader sees colours and wants them."""
+        if self.color_choice is not None:
+            return self.color_choice
         return self.for_people and not self.environ.get("NO_COLOR")
+
+    @property
+    def color_choice(self) -> bool | None:
+        """Whether --color asks for colours or forbids them; None leaves it to the terminal."""
+        return {"always": True, "never": False}.get(self.color)
 
     def table(self, columns: Sequence[Column], rows: Sequence[Row]) -> None:
         """Write a table, for the reader there is."""
@@ -103,7 +111,7 @@ class Session:
         from calico_ipam.ctl.output import errors_on_terminal
 
         if not self.compat and (label == "warning" or not self.mirrored or errors_on_terminal()):
-            note(text, label=label)
+            note(text, label=label, color=self.color_choice)
 
     def close(self) -> None:
         """Close what was opened."""
@@ -193,6 +201,15 @@ def _remember(context: click.Context, parameter: click.Parameter, value: str | N
     return value
 
 
+def _color(context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
+    """Keep when to use colours; click itself strips them from what is no terminal, unless it is told."""
+    if value is not None:
+        context.ensure_object(Session).color = value
+        if value != "auto":
+            context.find_root().color = context.color = value == "always"
+    return value
+
+
 def _switch(context: click.Context, parameter: click.Parameter, value: bool) -> bool:
     """Keep a common switch: given anywhere it is on."""
     if value:
@@ -253,6 +270,14 @@ _COMMON = (
         expose_value=False,
         callback=_switch,
         help="Go on although the cluster runs a version that this program does not know.",
+    ),
+    click.option(
+        "--color",
+        type=click.Choice(("auto", "always", "never")),
+        expose_value=False,
+        is_eager=True,
+        callback=_color,
+        help="When to use colours. Default: on a terminal, unless NO_COLOR is set.",
     ),
     click.option(
         "--compat",

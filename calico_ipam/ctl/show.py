@@ -38,7 +38,7 @@ def show_pools(session: Session, *, blocks: bool, order: str | None = None) -> N
     usage = get_utilization(session.engine)
     _warn(session, usage)
     if session.wants_document:
-        document(usage_document(usage), session.output)
+        document(usage_document(usage) if session.output != "csv" else _sheet(usage, blocks=blocks), session.output)
         return
     people = session.for_people
     wide = session.output == "wide"
@@ -48,8 +48,8 @@ def show_pools(session: Session, *, blocks: bool, order: str | None = None) -> N
     if wide or (people and any(b.cooling for pool in usage.pools for b in pool.blocks)):
         columns.insert(4, "OF THEM COOLING")
     if wide:
-        columns += ["AFFINITY", "CLAIMED"]
-    lefts = ("GROUPING", "CIDR", "AFFINITY", "CLAIMED")
+        columns += ["AFFINITY", "NODES USING", "CLAIMED"]
+    lefts = ("GROUPING", "CIDR", "AFFINITY", "NODES USING", "CLAIMED")
     rows = [
         [cells[column] for column in columns]
         for cells in _usage_cells(usage, with_blocks=blocks, people=people, order=order)
@@ -64,7 +64,7 @@ def _usage_cells(
 ) -> Iterator[dict[str, Cell]]:
     """Yield the cells of each row by column: a pool, then its blocks."""
     for pool in usage.pools:
-        if not pool.orphans:
+        if not pool.orphans and (people or pool.cidr.prefixlen):  # calicoctl's name for no pool is 0.0.0.0/0
             yield _cells("IP Pool", pool, people=people)
         if not with_blocks:
             continue
@@ -75,6 +75,7 @@ def _usage_cells(
             yield {
                 **_cells("Block", block, people=people),
                 "AFFINITY": Cell(block.affinity or "<none>", "" if block.affinity else "dim"),
+                "NODES USING": Cell(" ".join(block.nodes)),
                 "CLAIMED": Cell(format_time(block.claim_time) if block.claim_time else ""),
             }
 
@@ -101,8 +102,7 @@ def _cells(grouping: str, counts: PoolUtilization | BlockUtilization, *, people:
         "OF THEM COOLING": Cell(count(counts.cooling)),
         "IPS RESERVED": Cell(share(counts.reserved, whole)),
         "IPS FREE": Cell(share(counts.available, whole)),
-        "AFFINITY": Cell(""),
-        "CLAIMED": Cell(""),
+        **dict.fromkeys(("AFFINITY", "NODES USING", "CLAIMED"), Cell("")),
     }
 
 
@@ -131,9 +131,27 @@ def usage_document(usage: Utilization) -> dict[str, Any]:
     }
 
 
+def _sheet(usage: Utilization, *, blocks: bool) -> list[dict[str, Any]]:
+    """Return a row for each pool, with ``blocks`` for each block too."""
+    rows: list[dict[str, Any]] = []
+    for pool in usage.pools:
+        if not pool.orphans:
+            rows.append({"grouping": "pool", "name": pool.name, "cidr": pool.cidr_text, **_counts(pool)})
+        if blocks:
+            name = "" if pool.orphans else pool.name
+            rows += [{"grouping": "block", "name": name, **_block_document(block)} for block in pool.blocks]
+    return rows
+
+
 def _block_document(block: BlockUtilization) -> dict[str, Any]:
     claimed = format_time(block.claim_time) if block.claim_time else None
-    return {"cidr": str(block.cidr), "affinity": block.affinity, "claimed": claimed, **_counts(block)}
+    return {
+        "cidr": str(block.cidr),
+        "affinity": block.affinity,
+        "nodes": list(block.nodes),
+        "claimed": claimed,
+        **_counts(block),
+    }
 
 
 def _counts(of: PoolUtilization | BlockUtilization) -> dict[str, int]:

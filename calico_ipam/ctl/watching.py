@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import io
+import json
 import sys
 import time
 from collections.abc import Callable
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
 from typing import TYPE_CHECKING
 
 import click
@@ -14,7 +15,6 @@ import click
 if TYPE_CHECKING:
     from calico_ipam.ctl.session import Session
 
-EVERY = 2.0  # seconds between two looks
 CLEAR = "\x1b[H\x1b[2J"
 
 
@@ -29,30 +29,42 @@ class _Screen(io.StringIO):
         return self._people
 
 
-def repeat(session: Session, once: Callable[[], None], *, rounds: int | None = None) -> None:
-    """Run ``once`` every two seconds and show its output when it differs: on a terminal in place of the last, elsewhere
-    one after the other. An interrupt ends it quietly."""
+def repeat(
+    session: Session, once: Callable[[], None], *, every: float, lines: bool = False, rounds: int | None = None
+) -> None:
+    """Run ``once`` every so many seconds and show its output when it differs: on a terminal in place of the last,
+    elsewhere one after the other, JSON (``lines``, or as the session's format says) as one line a time. An interrupt
+    ends it quietly."""
+    shown = ""
+    done = 0
+    with suppress(KeyboardInterrupt):
+        while True:
+            text = _look(session, once, lines=lines or session.output == "json")
+            if text != shown:
+                people = session.for_people
+                click.echo((CLEAR if people else "") + text, nl=False, color=people or None)
+                sys.stdout.flush()
+                shown = text
+            done += 1
+            if done == rounds:
+                return
+            time.sleep(every)
+
+
+def _look(session: Session, once: Callable[[], None], *, lines: bool) -> str:
+    """Return what ``once`` shows, or why it shows nothing."""
+    from calico_ipam.ctl.failures import ProblemsFound
     from calico_ipam.errors import IPAMError
 
-    people = session.for_people
-    shown = ""
-    while rounds is None or rounds > 0:
-        screen = _Screen(people)
-        try:
-            with redirect_stdout(screen):
-                once()
-            text = screen.getvalue()
-        except IPAMError as error:
-            text = f"{error}\n"
-        if text != shown:
-            click.echo((CLEAR if people else "") + text, nl=False, color=people or None)
-            sys.stdout.flush()
-            shown = text
-        if rounds is not None:
-            rounds -= 1
-            if not rounds:
-                return
-        try:
-            time.sleep(EVERY)
-        except KeyboardInterrupt:
-            return
+    screen = _Screen(session.for_people)
+    try:
+        with redirect_stdout(screen):
+            once()
+    except ProblemsFound:
+        pass  # what was found is on the screen
+    except IPAMError as error:
+        screen.write(f"{error}\n")
+    text = screen.getvalue()
+    if lines and text[:1] in ("{", "["):
+        return json.dumps(json.loads(text), ensure_ascii=False) + "\n"
+    return text

@@ -29,6 +29,7 @@ class BlockUtilization:
     cooling: int  #: of ``in_use``: released, not reusable yet
     reserved: int  #: covered by a reservation, allocated or not
     available: int  #: free and not reserved
+    nodes: tuple[str, ...] = ()  #: of the holders, sorted; those that their attributes name
     problem: str = ""  #: why the block cannot be read; all of it then counts as in use
 
 
@@ -116,13 +117,14 @@ def _count(block: Block, reservations: Reservations) -> BlockUtilization:
         cooling=block.cooling,
         reserved=reservations.count_in(block.cidr),
         available=block.free(reservations),
+        nodes=tuple(sorted({node for attribute in block.attributes if (node := attribute.active.get("node"))})),
         problem="; ".join(block.problems),
     )
 
 
 def _count_damaged(cidr: Network, reason: str, reservations: Reservations) -> BlockUtilization:
     size = cidr.num_addresses
-    return BlockUtilization(cidr, None, None, size, size, 0, reservations.count_in(cidr), 0, reason)
+    return BlockUtilization(cidr, None, None, size, size, 0, reservations.count_in(cidr), 0, problem=reason)
 
 
 def _sort_into(pools: Sequence[Pool], blocks: Iterable[BlockUtilization]) -> list[list[BlockUtilization]]:

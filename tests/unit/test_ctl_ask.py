@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -269,16 +269,125 @@ def test_resize_can_be_forgotten(world: Cluster, ctl: Ctl) -> None:
 # --- watching -----------------------------------------------------------------------------------------------
 
 
-def test_watching_shows_what_changed(world: Cluster, ctl: Ctl, capsys: pytest.CaptureFixture[str]) -> None:
+def test_watching_shows_what_changed(capsys: pytest.CaptureFixture[str]) -> None:
     from calico_ipam.ctl import watching
     from calico_ipam.ctl.session import Session
 
     texts = iter(["one", "one", "two"])
     session = Session()
     session.compat = True
-    original, watching.EVERY = watching.EVERY, 0.0
-    try:
-        watching.repeat(session, lambda: click.echo(next(texts)), rounds=3)
-    finally:
-        watching.EVERY = original
+    watching.repeat(session, lambda: click.echo(next(texts)), every=0.0, rounds=3)
     assert capsys.readouterr().out == "one\ntwo\n"
+
+
+def test_watching_writes_json_a_line_a_time(capsys: pytest.CaptureFixture[str]) -> None:
+    from calico_ipam.ctl import watching
+    from calico_ipam.ctl.session import Session
+    from calico_ipam.errors import StoreUnavailable
+
+    shows = iter(['{\n "a": 1}', StoreUnavailable("gone"), '{"a":\n 1}', KeyboardInterrupt()])
+
+    def once() -> None:
+        each = next(shows)
+        if isinstance(each, BaseException):
+            raise each
+        click.echo(each)
+
+    watching.repeat(Session(), once, every=0.0, lines=True)
+    assert capsys.readouterr().out == '{"a": 1}\ngone\n{"a": 1}\n'
+
+
+@pytest.mark.parametrize(
+    "argv", [["get", "--watch", "ippools"], ["get", "ippools", "--watch=0.5"], ["ipam", "show", "--watch"]]
+)
+def test_watch_may_name_its_seconds(ctl: Ctl, argv: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    from calico_ipam.ctl import watching
+
+    asked: list[float] = []
+
+    def repeat(_session: object, once: Callable[[], None], *, every: float, **_: object) -> None:
+        asked.append(every)
+        once()
+
+    monkeypatch.setattr(watching, "repeat", repeat)
+    assert "10.0.0.0/25" in ctl.ok(*argv)
+    assert asked == [0.5 if "=" in argv[-1] else 2.0]
+
+
+# --- formats ------------------------------------------------------------------------------------------------
+
+
+def test_csv_is_for_every_command(world: Cluster, ctl: Ctl) -> None:
+    assign(world)
+    rows = ctl.ok("ipam", "show", "--show-blocks", "-o", "csv").splitlines()
+    assert rows[0].startswith("grouping,name,cidr,capacity,inUse,reserved,available,cooling")
+    assert rows[1].startswith("pool,pool-1,10.0.0.0/25,128,")
+    assert rows[2].startswith("block,pool-1,10.0.0.")
+    assert ctl.ok("get", "ippools", "-o", "csv").splitlines()[0].startswith("kind,apiVersion,metadata.name,")
+    for command in (
+        "pool list",
+        "ipam show --show-configuration",
+        "ipam explain node-1",
+        "version --client",
+        "ipam check --format csv",
+    ):
+        words = command.split()
+        more = [] if "csv" in words else ["-o", "csv"]
+        assert "," in ctl.ok(*words, *more).splitlines()[0], command
+
+
+def test_cells_of_csv_are_quoted_and_fields_within_fields_named() -> None:
+    from calico_ipam.ctl.sheets import as_csv
+
+    value = {
+        "note": "x",
+        "items": [{"a": {"b": 1, "c": 'say "x, y"'}, "d": None, "e": [1, 2]}, {"f": True, "g": [{"h": 1}]}],
+    }
+    assert as_csv(value) == 'a.b,a.c,d,e,f\n1,"say ""x, y""",,1 2,\n,,,,true\n'
+    assert as_csv([]) == "\n"
+    assert as_csv({"a": [], "b": {}}) == "a,b\n,\n"
+
+
+# --- colours ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("when", "coloured"), [("always", True), ("never", False), ("auto", False)])
+def test_colours_when_asked_for(ctl: Ctl, when: str, coloured: bool) -> None:
+    assert ("\x1b[" in ctl("ipam", "explain", "no.such.thing", "--color", when).stderr) is coloured
+    assert ("\x1b[" in ctl("--color", when, "ipam", "explain", "no.such.thing").stderr) is coloured
+
+
+# --- names --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "path", ["datastore lock", "datastore unlock", "datastore migrate import", "datastore import", "pool list"]
+)
+def test_help_names_the_command_as_it_was_called(path: str) -> None:
+    from click.testing import CliRunner
+
+    from calico_ipam.ctl.main import cli
+
+    shown = CliRunner().invoke(cli, [*path.split(), "--help"], prog_name="ipamctl").stdout
+    assert shown.startswith(f"Usage: ipamctl {path} [OPTIONS]")
+
+
+# --- rows of pools and blocks -------------------------------------------------------------------------------
+
+
+def test_a_pool_of_everything_has_no_row_for_scripts(world: Cluster, ctl: Ctl) -> None:
+    """calicoctl keeps 0.0.0.0/0 for blocks in no pool (cli §3.2); people see what is there."""
+    world.pool("everything", "0.0.0.0/0")
+    world.block("10.0.0.0/26", owner="node-1")
+    shown = ctl.ok("ipam", "show", "--show-blocks")
+    assert "0.0.0.0/0" not in shown and "| Block    | 10.0.0." in shown
+    assert "0.0.0.0/0" in ctl.on_terminal("ipam", "show")[1]
+
+
+def test_wide_names_the_nodes_that_use_a_block(world: Cluster, ctl: Ctl) -> None:
+    world.nodes("node-9")
+    for node in ("node-9", "node-1"):
+        world.auto(host="node-1", attrs={"node": node})
+    lines = ctl.ok("ipam", "show", "--show-blocks", "-o", "wide").splitlines()
+    assert "NODES USING" in lines[1]
+    assert any("| node-1 node-9 |" in line for line in lines)
