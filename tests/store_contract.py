@@ -21,6 +21,7 @@ from calico_ipam.datastore.api import (
     Datastore,
     Delete,
     Entry,
+    Listing,
     Loss,
     Update,
     lost,
@@ -208,6 +209,29 @@ class StoreContract:
         ]
         assert [str(e.key.cidr) for e in store.list(Blocks(6))] == ["fd00::40/122"]
         assert len(store.list(Blocks())) == 5
+
+    def test_a_recent_list_of_blocks_tells_what_a_full_one_tells(self, store: Datastore) -> None:
+        owned = {"affinity": "host:n"}
+        for key, value in (block("10.0.0.0/29", **owned), block("10.0.0.8/29"), block("fd00::/125", **owned)):
+            store.commit(Create(key, value))
+        full = store.list(Blocks(4))
+
+        def recent() -> Listing:
+            found = store.list(Blocks(4, recent=True))
+            return found if len(found) == len(full) else recent()  # it may be a moment old
+
+        listed = recent()
+        assert [entry.affinity for entry in listed] == [entry.affinity for entry in full] == ["host:n", None]
+        assert [entry.cidr for entry in listed] == [entry.cidr for entry in full]
+        for lazy, entry in zip(listed, full, strict=True):
+            assert (lazy.key, lazy.value, lazy.revision, lazy.uid) == (
+                entry.key,
+                entry.value,
+                entry.revision,
+                entry.uid,
+            )
+        changed = store.commit(Update(listed.entries[0], listed.entries[0].value.bumped()))[0]
+        assert store.get(changed.key).value == changed.value
 
     def test_a_host_is_not_the_beginning_of_another(self, store: Datastore) -> None:
         store.commit(

@@ -160,6 +160,21 @@ class DocumentStoreContract:
         store.commit(Delete(Entry(bad, None, listing.damaged[0].revision)))
         assert len(store.list(Affinities(HOST, "n", 4)).damaged) == 1
 
+    def test_damage_in_a_recent_list_shows_when_somebody_looks(self, backend: Backend, store: Datastore) -> None:
+        root = "/calico/ipam/v2/assignment/ipv4/block/"
+        backend.put_text(f"{root}10.0.0.0-29", "{")
+        backend.put_text(f"{root}10.0.0.8-29", '{"cidr":"10.0.0.8/29","affinity":"host:n","allocations":7}')
+        backend.put_text(f"{root}nonsense", "{}")
+        listed = store.list(Blocks(4, recent=True))
+        assert [(d.path, d.key) for d in listed.damaged] == [(f"{root}nonsense", None)]
+        first, second = listed
+        assert second.affinity == "host:n"
+        for entry in (first, second):
+            with pytest.raises(StoreDamaged):
+                _ = entry.value
+        with pytest.raises(StoreDamaged):
+            _ = first.affinity
+
     def test_foreign_keys_are_not_ours(self, backend: Backend, store: Datastore) -> None:
         for path in (
             "/calico/ipam/v2/assignment/ipv4/block/10.0.0.0-30/extra",

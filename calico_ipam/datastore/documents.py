@@ -7,6 +7,7 @@ into values and lost races into errors.
 from __future__ import annotations
 
 import builtins
+import re
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -33,14 +34,18 @@ from calico_ipam.datastore.api import (
     losing,
     refusal,
 )
+from calico_ipam.datastore.lazy import LazyBlock
 from calico_ipam.datastore.paths import PathRange, key_of, path_of, ranges_of, within_scope
 from calico_ipam.errors import InvalidInput, NotFound
-from calico_ipam.model.keys import Affinities, Blocks, HandleKey, Handles, Key, ResourceKey, Resources, Scope
+from calico_ipam.model.keys import Affinities, BlockKey, Blocks, HandleKey, Handles, Key, ResourceKey, Resources, Scope
 from calico_ipam.model.resource import Resource
 
 ATOMIC = Capabilities(atomic=True)
 
 NO_HANDLE = HandleKey("")
+
+#: how a block's document begins, as upstream and this library write it
+AFFINITY = re.compile(r'\{"cidr":"[^"\\]*","affinity":"([^"\\]*)"')
 
 KEPT_VALUES = 2048  # decoded documents that a store remembers; a /26 block takes about 6 KiB
 
@@ -210,7 +215,19 @@ class DocumentStore(Datastore):
         if seen is None and (path := path_of(key)) != row.path:
             reason = f"the path is not the one of {key}, which is {path}"
             return Damaged(key, row.path, reason, row.text, row.revision)
+        if isinstance(scope, Blocks) and scope.recent and isinstance(key, BlockKey):
+            return self._lazy(key, row)
         return self._decode_as(key, row)
+
+    def _lazy(self, key: BlockKey, row: Row) -> Entry:
+        """Return a block of a list in which somebody looks for what is not there: most are never decoded."""
+
+        def affinity() -> str | None:
+            begins = AFFINITY.match(row.text)
+            return begins[1] if begins is not None else block.value.affinity
+
+        block = LazyBlock(key, row.revision, lambda: self._decode_as(key, row), affinity)
+        return block
 
     def _listing(self, scope: Scope, ranges: Sequence[Sequence[Row]], revision: Revision) -> Listing:
         entries: list[Entry] = []

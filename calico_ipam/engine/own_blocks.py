@@ -89,7 +89,7 @@ class BlockSource:
     def blocks(self) -> BlockMap:
         """Return all blocks of the family: listed at the first call, corrected since."""
         if self._map is None:
-            self._map = list_blocks(self._engine, self._family.version, recent=not self._consistent)
+            self._map = list_blocks(self._engine, self._family.version, recent=True)
         return self._map
 
     def _fresh(self, block: Block) -> Block:
@@ -180,7 +180,9 @@ class BlockSource:
             self._consistent = True
             self._map = self.blocks().renewed(self._engine.store.list(Blocks(self._family.version)))
             block = self._claim_free(at_least)
-        block = block or self._claim_empty(at_least)
+        if block is None:
+            self.blocks().decode()
+            block = self._claim_empty(at_least)
         if block is None:
             raise NoFreeBlocks
         return block

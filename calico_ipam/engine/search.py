@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from calico_ipam.datastore.api import Damaged, Entry, Listing
+from calico_ipam.datastore.lazy import LazyBlock
 from calico_ipam.engine.world import Engine
 from calico_ipam.errors import StoreDamaged
 from calico_ipam.model.addresses import WIDTH, Network
@@ -45,6 +46,15 @@ class BlockMap:
         # A block that cannot be understood holds its CIDR: nobody may build another over it (limit L30).
         if isinstance(damaged.key, BlockKey):
             self._entries[damaged.key.cidr] = None
+
+    def decode(self) -> None:
+        """Decode every block: what is in those of others matters from now on."""
+        for entry in list(self._entries.values()):
+            whole = entry.whole if isinstance(entry, LazyBlock) else entry
+            if isinstance(whole, Damaged):
+                self._learn_damaged(whole)
+            elif whole is not None:
+                self.learn(whole)
 
     def renewed(self, listing: Listing) -> BlockMap:
         """Return the map of a newer list; what was tried in this call is not offered again."""
@@ -112,10 +122,10 @@ def fresh_candidates(
 
     def usable(cidr: Network) -> bool:
         entry = blocks.get(cidr)
-        if entry is None or cidr.prefixlen != order.block_size or entry.affinity != mine:
+        if entry is None or cidr.prefixlen != order.block_size:
             return False
         try:
-            return engine.fresh(entry.value, config).free(reservations) > 0
+            return entry.affinity == mine and engine.fresh(entry.value, config).free(reservations) > 0
         except StoreDamaged:
             return False  # taken, by whatever it is (limit L30)
 
@@ -135,7 +145,7 @@ def _spans(order: BlockOrder, cidrs: Iterable[Network], *, whole: bool) -> list[
         if cidr.version != order.pool.version:
             continue
         first = int(cidr.network_address) - base
-        end = first + cidr.num_addresses
+        end = first + (1 << WIDTH[cidr.version] - cidr.prefixlen)  # num_addresses costs ten times as much
         low, high = (-(-first // size), end // size) if whole else (first // size, -(-end // size))
         low, high = max(low, 0), min(high, order.count)
         if low < high:

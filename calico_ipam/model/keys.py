@@ -69,8 +69,8 @@ Key = BlockKey | AffinityKey | HandleKey | ConfigKey | HostKey | ResourceKey
 class Blocks:
     """All blocks, or those of one family.
 
-    ``recent``: a list that may be a moment old will do, where the store has a cheaper one; for decisions that a
-    compare-and-swap protects.
+    ``recent``: a list that may be a moment old will do, where the store has a cheaper one, and its blocks are decoded
+    only when somebody looks at them (a damaged one then raises); for decisions that a compare-and-swap protects.
     """
 
     version: int | None = None

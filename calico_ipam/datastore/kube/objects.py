@@ -6,10 +6,11 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from calico_ipam.datastore.api import Damaged, Entry, damaged_error
+from calico_ipam.datastore.api import Damaged, Entry
 from calico_ipam.datastore.gojson import BadDocument
 from calico_ipam.datastore.kube import codec, pods
 from calico_ipam.datastore.kube.codec import Group
+from calico_ipam.datastore.lazy import LazyBlock
 from calico_ipam.errors import InvalidInput
 from calico_ipam.model.keys import (
     Affinities,
@@ -51,43 +52,6 @@ def entry_of(kind: str, document: Mapping[str, Any], group: Group) -> Entry | Da
     return Entry(key, value, revision, uid, document)
 
 
-class LazyBlock(Entry):
-    """A block of a list of which most are only counted as taken: decoded when somebody looks at it.
-
-    ``value`` raises StoreDamaged for a document that cannot be understood.
-    """
-
-    __slots__ = ("_group", "_loaded")
-    _group: Group
-    _loaded: Any
-
-    def __init__(self, key: BlockKey, document: Mapping[str, Any], group: Group) -> None:
-        fields = {
-            "key": key,
-            "revision": meta(document, "resourceVersion"),
-            "uid": meta(document, "uid"),
-            "origin": document,
-            "_group": group,
-            "_loaded": None,
-        }
-        for name, value in fields.items():
-            object.__setattr__(self, name, value)
-
-    @property
-    def value(self) -> Any:
-        if self._loaded is None:
-            found = entry_of("IPAMBlock", self.origin, self._group)
-            if isinstance(found, Damaged):
-                raise damaged_error(found)
-            object.__setattr__(self, "_loaded", found.value)
-        return self._loaded
-
-    @property
-    def affinity(self) -> str | None:
-        found = mapping(self.origin.get("spec")).get("affinity")
-        return found if isinstance(found, str) else None
-
-
 def lazy_block(document: Mapping[str, Any], group: Group) -> Entry | Damaged | None:
     """Return a block without decoding it; None for one that is marked as deleted."""
     if mapping(document.get("spec")).get("deleted") is True:
@@ -97,7 +61,12 @@ def lazy_block(document: Mapping[str, Any], group: Group) -> Entry | Damaged | N
     except (BadDocument, InvalidInput):
         return entry_of("IPAMBlock", document, group)
     assert isinstance(key, BlockKey)  # noqa: S101 - the kind says so
-    return LazyBlock(key, document, group)
+
+    def affinity() -> str | None:
+        found = mapping(document.get("spec")).get("affinity")
+        return found if isinstance(found, str) else None
+
+    return LazyBlock(key, meta(document, "resourceVersion"), lambda: entry_of("IPAMBlock", document, group), affinity)
 
 
 def marked_deleted(entry: Entry) -> bool:

@@ -1,0 +1,62 @@
+"""Blocks of a list of which most are only counted as taken: decoded when somebody looks at one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from calico_ipam.datastore.api import Damaged, Entry, Revision, damaged_error
+from calico_ipam.model.keys import BlockKey
+
+
+class LazyBlock(Entry):
+    """A block that is not decoded yet. ``value`` raises StoreDamaged for a document that cannot be understood.
+
+    ``decode`` returns the block as any other read would; ``affinity`` finds out cheaply whose it is.
+    """
+
+    __slots__ = ("_affinity", "_decode", "_whole")
+    _affinity: Callable[[], str | None]
+    _decode: Callable[[], Entry | Damaged]
+    _whole: Entry | Damaged | None
+
+    def __init__(
+        self,
+        key: BlockKey,
+        revision: Revision,
+        decode: Callable[[], Entry | Damaged],
+        affinity: Callable[[], str | None],
+    ) -> None:
+        fields = {"key": key, "revision": revision, "_decode": decode, "_affinity": affinity, "_whole": None}
+        for name, value in fields.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def whole(self) -> Entry | Damaged:
+        """The block as any other read returns it."""
+        if self._whole is None:
+            object.__setattr__(self, "_whole", self._decode())
+        assert self._whole is not None  # noqa: S101 - decoding returns one or the other
+        return self._whole
+
+    @property
+    def _sound(self) -> Entry:
+        if isinstance(self.whole, Damaged):
+            raise damaged_error(self.whole)
+        return self.whole
+
+    @property
+    def value(self) -> Any:
+        return self._sound.value
+
+    @property
+    def uid(self) -> str:
+        return self._sound.uid
+
+    @property
+    def origin(self) -> Any:
+        return self._sound.origin
+
+    @property
+    def affinity(self) -> str | None:
+        return self._affinity()
