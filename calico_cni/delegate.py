@@ -68,8 +68,10 @@ class IPAMDelegate:
         """Run ADD and return what the plugin printed. Raises CNIError, the plugin's own where it told one."""
         try:
             return self._ask(self._call.request.as_verb(ADD), TIMEOUT)
-        except PluginStoppedError:
-            self._take_back()
+        except BaseException as error:
+            # It was killed half way, because it took too long or because this call was stopped.
+            if not self.ours and (isinstance(error, PluginStoppedError) or not isinstance(error, Exception)):
+                self._take_back()
             raise
 
     def _take_back(self) -> None:

@@ -6,6 +6,7 @@ Which program runs follows from the name it was started by (cni.md §1). Everyth
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 
@@ -29,6 +30,8 @@ _IGNORE_UNKNOWN = "IgnoreUnknown=1"
 
 def main() -> None:
     """Run as the program that argv[0] names, and exit with its status."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # nobody wants to see where a plugin was when it was interrupted
     status = run(sys.argv, os.environ)
     try:
         sys.stderr.flush()
@@ -130,15 +133,24 @@ def respond(request: Request, flag: str, answer: int) -> int:
     """Do the call and deliver its answer; when nobody takes the answer of an ADD, take back what it made."""
     from calico_cni.dispatch import handle
     from calico_cni.logs import logging_to
+    from calico_cni.stopping import CallStopped, stoppable
     from calico_cni.system import system_context
 
     context = system_context(sys.stderr)
+    response: Response | None = None
     with logging_to(sys.stderr):
-        if flag == "t":
-            from calico_cni.plugin.connection import test_connection
+        try:
+            with stoppable():
+                if flag == "t":
+                    from calico_cni.plugin.connection import test_connection
 
-            return _deliver(answer, test_connection(request, context))
-        response = handle(request, context)
+                    response = test_connection(request, context)
+                else:
+                    response = handle(request, context)
+        except CallStopped as stopped:
+            if response is not None and response.undo is not None:
+                handle(response.undo, context)  # it had just ended, but nobody has heard of it
+            return _deliver(answer, Response.error(stopped.error(request.command)))
         status = _deliver(answer, response)
         if status != response.exit_code and request.command == ADD and response.undo is not None:
             handle(response.undo, context)

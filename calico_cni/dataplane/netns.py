@@ -99,8 +99,8 @@ class Namespace:
 def entered(namespace: Namespace) -> Iterator[None]:
     """Run the body with the calling thread inside ``namespace``. Raises DataplaneError."""
     with Namespace.own() as home:
-        _setns(namespace)
         try:
+            _setns(namespace)
             yield
         finally:
             _setns(home)

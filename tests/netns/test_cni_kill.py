@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -84,8 +85,30 @@ def killed_after(host: CaseHost, verb: str, seconds: float) -> bool:
         return True
 
 
-def assert_nothing_left(host: CaseHost, outcome: Outcome) -> None:
-    assert outcome.host == {} and outcome.container == {}
+def stopped_after(host: CaseHost, number: signal.Signals, seconds: float) -> tuple[int, str, str]:
+    """Start an ADD, send it a signal after a while; return how it ended and what it said."""
+    environ, stdin = call(host, "ADD")
+    with inside(host.node.path):
+        process = subprocess.Popen(
+            host.command("calico", (), environ),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+    try:
+        stdout, stderr = process.communicate(stdin, timeout=seconds)
+    except subprocess.TimeoutExpired:
+        process.send_signal(number)
+        stdout, stderr = process.communicate(timeout=30)
+    return process.returncode, stdout.decode(), stderr.decode()
+
+
+def assert_nothing_left(host: CaseHost, outcome: Outcome | None = None) -> None:
+    if outcome is None:
+        links = [link["ifname"] for link in host.node.links()]
+        assert not [name for name in links if name.startswith("cali")], links
+    else:
+        assert outcome.host == {} and outcome.container == {}
     state = host.bench.state()
     assert not [key for key in state if "/workloadendpoints/" in key or "/ipam/v2/handle/" in key]
     blocks = [value for key, value in state.items() if "/assignment/" in key]
@@ -118,3 +141,27 @@ def test_the_next_call_heals(host: CaseHost, verb: str, heal: str) -> None:
             assert [record["spec"]["ipNetworks"] for record in records] == [told]
         assert_nothing_left(host, run(host, "DEL"))
     assert killed >= 2, "the calls were over before they could be killed"
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+def test_a_stopped_add_undoes_what_it_did(host: CaseHost, name: str) -> None:
+    """No other call comes; the runtime hears one error object, and a person no traceback."""
+    number = signal.Signals[name]
+    for _ in range(2):  # the first one reads the programs from the disk
+        took = duration(host, "ADD")
+        run(host, "DEL")
+    told = 0
+    for cut in range(2, CUTS + 2):
+        exit_code, stdout, stderr = stopped_after(host, number, took * cut / (CUTS + 1))
+        assert "Traceback" not in stderr, stderr
+        if exit_code == 0:  # it was over already
+            run(host, "DEL")
+        elif exit_code == -number:  # it had not begun yet
+            assert stdout == ""
+        else:
+            assert (exit_code, json.loads(stdout)["code"]) == (1, 11), stdout
+            assert json.loads(stdout)["msg"] == f"ADD was stopped by {name}"
+            told += 1
+        assert_nothing_left(host)
+    assert told >= 1, "the calls were over before they could be stopped"

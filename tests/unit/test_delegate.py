@@ -15,6 +15,7 @@ from calico_cni import system
 from calico_cni.context import Finished, ProgramRunner
 from calico_cni.delegate import error_of, find_plugin
 from calico_cni.errors import CNIError
+from calico_cni.stopping import CallStopped
 from tests.cni_bench import CNIBench, answer, ending, failure, told
 
 OTHER = {"type": "other", "token": "kept"}
@@ -185,6 +186,21 @@ def test_a_plugin_that_hangs_is_stopped_and_may_give_back(bench: CNIBench) -> No
     bench.run_program = run
     found = failure(bench.call("ADD", ipam=OTHER))
     assert found["code"] == 11 and "other did not answer within 200 s" in found["msg"]
+    assert verbs == ["ADD", "DEL"]
+
+
+def test_a_plugin_that_a_signal_stops_half_way_may_give_back(bench: CNIBench) -> None:
+    verbs: list[str] = []
+
+    def run(path: Path, environ: Mapping[str, str], stdin: bytes, timeout: float) -> Finished:
+        verbs.append(environ["CNI_COMMAND"])
+        if environ["CNI_COMMAND"] == "ADD":
+            raise CallStopped("SIGTERM")
+        return Finished(0, b"", b"")
+
+    bench.run_program = run
+    with pytest.raises(CallStopped):
+        bench.call("ADD", ipam=OTHER)
     assert verbs == ["ADD", "DEL"]
 
 

@@ -1,0 +1,60 @@
+"""A call that a signal stops: once, and undoing has its bound."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+PROGRAM = """
+import json, os, signal, sys, time
+from calico_cni import stopping
+
+stopping.UNDO_SECONDS = 1
+name, undoing = sys.argv[1], float(sys.argv[2])
+if name == "SIGHUP":
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+found = {"after": "nothing"}
+try:
+    with stopping.stoppable():
+        try:
+            os.kill(os.getpid(), getattr(signal, name))
+        finally:
+            for again in ("SIGTERM", "SIGINT"):
+                os.kill(os.getpid(), getattr(signal, again)) if name != "SIGHUP" else None
+            time.sleep(undoing)
+except stopping.CallStopped as stopped:
+    found = stopped.error("ADD").document()
+os.kill(os.getpid(), signal.SIGTERM)  # what comes after the end of the call is not heard
+print(json.dumps(found))
+"""
+
+
+def stopped_by(name: str, undoing: float) -> dict[str, Any]:
+    command = [sys.executable, "-c", PROGRAM, name, str(undoing)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+def test_it_is_told_once_and_a_second_signal_does_not_cut_undoing_short(name: str) -> None:
+    assert stopped_by(name, 0.0) == {
+        "code": 11,
+        "msg": f"ADD was stopped by {name}",
+        "details": "What it had done by then was undone; repeat the call.",
+    }
+
+
+def test_undoing_that_takes_too_long_is_given_up() -> None:
+    found = stopped_by("SIGTERM", 20.0)
+    assert "was given up; DEL removes the rest" in found["details"]
+
+
+def test_a_signal_that_was_ignored_stays_ignored() -> None:
+    """As below nohup."""
+    assert stopped_by("SIGHUP", 0.0) == {"after": "nothing"}
