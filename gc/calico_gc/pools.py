@@ -52,8 +52,9 @@ class PoolIndex:
         except InvalidInput as error:
             return f"pool {resource.name} has no CIDR that can be read and is left out: {error}"
         size = resource.spec.get("blockSize")
-        default = 26 if cidr.version == 4 else 122
-        pool = KnownPool(resource.name, cidr, size if isinstance(size, int) and size > 0 else default)
+        if not isinstance(size, int) or not cidr.prefixlen <= size <= cidr.max_prefixlen:
+            size = max(cidr.prefixlen, 26 if cidr.version == 4 else 122)
+        pool = KnownPool(resource.name, cidr, size)
         self.pools[pool.name] = pool
         self.blocks[pool.name] = set()
         for block in [b for b in self.blocks.get(NO_POOL, ()) if contains(cidr, self._networks[b])]:
