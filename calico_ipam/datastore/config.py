@@ -70,8 +70,25 @@ def open_datastore(
 
 
 def open_plugin_datastore(netconf: Mapping[str, Any], environ: Mapping[str, str]) -> Datastore:
-    """Open the datastore of a plugin call; see :func:`plugin_settings`."""
-    return _opened(plugin_settings(netconf, environ))
+    """Open the datastore of a plugin call; see :func:`plugin_settings`.
+
+    A plugin never makes an embedded store (rulings 3): it would be empty, and nobody's. So a path that is mistyped, or
+    relative to wherever the runtime was started, is refused.
+    """
+    settings = plugin_settings(netconf, environ)
+    if settings.datastore_type != SQLITE:
+        return _opened(settings)
+    path = settings.sqlite_path
+    if not path.startswith("/"):
+        raise InvalidInput(
+            f"sqlite_path {path!r} is no absolute path",
+            subject=path,
+            hint="Write the whole path, for example /var/lib/calico/ipam/ipam.db.",
+        )
+    from calico_ipam.datastore.sqlite import SQLiteStore
+    from calico_ipam.datastore.sqlite_file import Missing
+
+    return SQLiteStore(path, missing=Missing.REFUSED)
 
 
 def open_cluster(netconf: Mapping[str, Any], environ: Mapping[str, str], store: Datastore) -> Cluster:

@@ -17,7 +17,7 @@ from calico_ipam.datastore.api import Deadline, Revision
 from calico_ipam.datastore.documents import DocumentStore, RawChange, RawLoss, RawWrite, Row
 from calico_ipam.datastore.paths import PathRange
 from calico_ipam.datastore.sqlite_connections import Connections
-from calico_ipam.datastore.sqlite_file import explain, is_busy
+from calico_ipam.datastore.sqlite_file import Missing, explain, is_busy
 from calico_ipam.datastore.sqlite_watch import Changes
 from calico_ipam.errors import InvalidInput, OutcomeUnknown, StoreUnavailable
 
@@ -43,14 +43,18 @@ _TRIM = "DELETE FROM changes WHERE revision <= ?"
 class SQLiteStore(DocumentStore):
     """A datastore in the file ``path``, which is made if it is not there (mode 0600, in a folder of mode 0700).
 
+    ``missing``: REFUSED opens only what somebody has made before.
+
     Safe between threads and processes; a child after ``fork`` opens the file anew. ``now`` gives creation times (Unix
     nanoseconds). Raises StoreError and StoreDamaged for a file that cannot be a store; such a file is left as it is.
     """
 
-    def __init__(self, path: str | Path, *, now: Callable[[], int] = time.time_ns) -> None:
+    def __init__(
+        self, path: str | Path, *, now: Callable[[], int] = time.time_ns, missing: Missing = Missing.NEW
+    ) -> None:
         super().__init__(now=now)
         self.path = Path(path).absolute()
-        self._connections = Connections(self.path)
+        self._connections = Connections(self.path, missing)
         self._run("open", newest)  # now, so that a file that cannot be a store is told at once
 
     @property

@@ -8,7 +8,7 @@ import threading
 import weakref
 from pathlib import Path
 
-from calico_ipam.datastore.sqlite_file import open_file
+from calico_ipam.datastore.sqlite_file import Missing, open_file
 from calico_ipam.errors import StoreError
 
 
@@ -21,7 +21,7 @@ class Session:
         self._connection: sqlite3.Connection | None = None
         self._identity = (0, 0)
 
-    def connection(self, *, create: bool) -> sqlite3.Connection:
+    def connection(self, missing: Missing) -> sqlite3.Connection:
         """Return the connection; opens it, and opens it anew when another file has taken the place of ours."""
         if self._connection is not None:
             if _identity_of(self._path) == self._identity:
@@ -30,7 +30,7 @@ class Session:
             self.disconnect()
         # The identity of before: if another file takes the place while ours is opened, the next use sees that.
         before = _identity_of(self._path)
-        connection = open_file(self._path, create=create)
+        connection = open_file(self._path, missing)
         self._identity = before or _identity_of(self._path) or (0, 0)
         self._connection = connection
         return connection
@@ -59,12 +59,15 @@ def _identity_of(path: Path) -> tuple[int, int] | None:
 
 
 class Connections:
-    """All sessions of a store. ``closed`` is set once and for all by :meth:`close`."""
+    """All sessions of a store. ``closed`` is set once and for all by :meth:`close`.
 
-    def __init__(self, path: Path) -> None:
+    ``missing``: what the first of them does where there is no store.
+    """
+
+    def __init__(self, path: Path, missing: Missing = Missing.NEW) -> None:
         self.path = path
+        self._missing = missing
         self.closed = threading.Event()
-        self._opened = False
         self._lock = threading.RLock()
         self._local = threading.local()
         self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
@@ -93,8 +96,8 @@ class Connections:
         if self.closed.is_set():
             raise StoreError(f"the datastore {self.path} has been closed", subject=str(self.path))
         # A file that vanishes under a running program is an error, not the beginning of an empty store.
-        connection = session.connection(create=not self._opened)
-        self._opened = True
+        connection = session.connection(self._missing)
+        self._missing = Missing.VANISHED
         return connection
 
     def close(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import stat
+from enum import Enum
 from pathlib import Path
 
 from calico_ipam.errors import IPAMError, StoreDamaged, StoreError, StoreUnavailable
@@ -35,6 +36,15 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
 )
 SCHEMA_VERSION = len(MIGRATIONS)
 
+
+class Missing(Enum):
+    """What it means that the file is not there, or has nothing in it."""
+
+    NEW = "the store is made"
+    REFUSED = "there is no store, and whoever opens it must not make one"
+    VANISHED = "it was there when this store was opened"
+
+
 _BUSY = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 
 
@@ -47,12 +57,13 @@ def _code(error: sqlite3.Error) -> int:
     return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF  # the rest of the bits says more of the same
 
 
-def open_file(path: Path, *, create: bool) -> sqlite3.Connection:
+def open_file(path: Path, missing: Missing) -> sqlite3.Connection:
     """Return a connection to a store that is there, is ours, and has the present schema.
 
-    Raises StoreError, StoreDamaged, and sqlite3's own error when the file is locked (:func:`is_busy`).
+    ``missing``: what to do where there is no store yet. Raises StoreError, StoreDamaged, and sqlite3's own error when
+    the file is locked (:func:`is_busy`).
     """
-    _look(path, create=create)
+    _look(path, missing)
     try:
         connection = sqlite3.connect(
             path, timeout=0, isolation_level=None, check_same_thread=False, cached_statements=64
@@ -76,16 +87,12 @@ def _text(raw: bytes) -> str:
     return raw.decode("utf-8", "replace")  # one bad byte in one document must not hide the others
 
 
-def _look(path: Path, *, create: bool) -> None:
+def _look(path: Path, missing: Missing) -> None:
     try:
         status = path.stat()
     except FileNotFoundError:
-        if not create:
-            raise StoreError(
-                f"the datastore file {path} has been removed while it was in use",
-                subject=str(path),
-                hint="Put the file back, or start again to make a new one.",
-            ) from None
+        if missing is not Missing.NEW:
+            raise _no_store(path, missing, "has been removed while it was in use", "does not exist") from None
         _make(path)
         return
     except ValueError:  # Python's word for a NUL in a path
@@ -96,12 +103,8 @@ def _look(path: Path, *, create: bool) -> None:
         ) from None
     except OSError as error:
         raise _denied(path, error) from None
-    if status.st_size == 0 and not create:
-        raise StoreError(
-            f"the datastore file {path} is empty, and was not when it was opened",
-            subject=str(path),
-            hint="Put the file back, or start again to make a new store.",
-        )
+    if status.st_size == 0 and missing is not Missing.NEW:
+        raise _no_store(path, missing, "is empty, and was not when it was opened", "is empty")
     if stat.S_ISDIR(status.st_mode):
         raise StoreError(
             f"the datastore file {path} is a folder",
@@ -117,6 +120,20 @@ def _look(path: Path, *, create: bool) -> None:
         raise _denied(path, error) from None
     if head and head != MAGIC:
         raise _no_database(path)
+
+
+def _no_store(path: Path, missing: Missing, vanished: str, absent: str) -> StoreError:
+    if missing is Missing.VANISHED:
+        return StoreError(
+            f"the datastore file {path} {vanished}",
+            subject=str(path),
+            hint="Put the file back, or start again to make a new store.",
+        )
+    return StoreError(
+        f"the datastore file {path} {absent}",
+        subject=str(path),
+        hint=f"Correct its path, or make the store: ipamctl init sqlite://{path}",
+    )
 
 
 def _make(path: Path) -> None:

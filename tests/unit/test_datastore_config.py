@@ -13,8 +13,8 @@ import pytest
 from calico_ipam.datastore import config
 from calico_ipam.datastore.config import load_settings, open_datastore, open_plugin_datastore, plugin_settings
 from calico_ipam.datastore.settings import DEFAULT_SQLITE_PATH, Settings
-from calico_ipam.errors import InvalidInput, NotConfigured
-from calico_ipam.model.keys import ConfigKey
+from calico_ipam.errors import InvalidInput, NotConfigured, StoreError
+from calico_ipam.model.keys import ConfigKey, Handles
 
 HEAD = "apiVersion: projectcalico.org/v3\nkind: CalicoAPIConfig\nmetadata:\n"
 
@@ -416,6 +416,32 @@ def test_open_by_url_settings_and_environment(tmp_path: Path) -> None:
     ):
         with closing(opened):
             assert opened.name == f"sqlite://{path}"
+
+
+def test_a_plugin_never_makes_a_store(tmp_path: Path) -> None:
+    """Rulings 3: a mistyped path must not give a node a private, empty store."""
+    path = tmp_path / "new" / "ipam.db"
+    netconf = {"datastore_type": "sqlite", "sqlite_path": str(path)}
+    with pytest.raises(StoreError, match=f"^the datastore file {path} does not exist$") as found:
+        open_plugin_datastore(netconf, {})
+    assert found.value.hint == f"Correct its path, or make the store: ipamctl init sqlite://{path}"
+    assert not path.parent.exists()
+    path.parent.mkdir()
+    path.touch()
+    with pytest.raises(StoreError, match=r"is empty$"):
+        open_plugin_datastore(netconf, {})
+    assert path.stat().st_size == 0
+    with pytest.raises(InvalidInput, match=r"^sqlite_path 'ipam.db' is no absolute path$"):
+        open_plugin_datastore({}, {"DATASTORE_TYPE": "sqlite", "SQLITE_PATH": "ipam.db"})
+
+
+def test_a_store_that_vanishes_is_told_by_plugins_too(tmp_path: Path) -> None:
+    path = tmp_path / "ipam.db"
+    open_datastore(f"sqlite://{path}", environ={}).close()
+    with closing(open_plugin_datastore({"datastore_type": "sqlite", "sqlite_path": str(path)}, {})) as store:
+        path.unlink()
+        with pytest.raises(StoreError, match="has been removed while it was in use"):
+            store.list(Handles())
 
 
 def test_the_fallback_is_logged(
