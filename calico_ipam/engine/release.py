@@ -47,11 +47,11 @@ def release_ips(engine: Engine, options: Iterable[ReleaseOption]) -> ReleaseResu
             if free is None and not finder.asked:
                 missing += group
                 continue
-            unallocated += free if free is not None else dict.fromkeys(o.address for o in group)
+            unallocated += free if free is not None else [option.address for option in group]
             released += group
         by_block = finder.sort(missing)
         free_already = finder.without_block(missing, by_block)
-        unallocated += dict.fromkeys(o.address for o in free_already)
+        unallocated += [option.address for option in free_already]
         released += free_already
     failure = failure or next(iter(finder.unreadable.values()), None)
     result = ReleaseResult(tuple(unallocated), tuple(released))

@@ -19,13 +19,14 @@ def get_config(engine: Engine) -> IPAMConfig:
 def set_config(engine: Engine, config: IPAMConfig) -> None:
     """Store settings by compare-and-swap, so that nobody's change is lost (limit L20).
 
-    Equal settings are not written again. Unknown fields of the stored document stay. Raises InvalidInput.
+    Settings equal to the stored ones are not written again. Unknown fields of the stored document stay. Raises
+    InvalidInput.
     """
     for _ in engine.retry.tries("storing the IPAM configuration"):
         entry = engine.store.read(CONFIG).entry(CONFIG)
         current = entry.value if entry is not None else IPAMConfig()
         wanted = replace(config, extra=current.extra)
-        if wanted == current:
+        if entry is not None and wanted == current:
             return
         wanted.check()
         write: Write = Create(CONFIG, wanted) if entry is None else Update(entry, wanted)

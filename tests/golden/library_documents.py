@@ -13,7 +13,7 @@ from typing import Any
 
 from calico_ipam.model.addresses import Network, parse_network
 from calico_ipam.model.handle import WINDOWS_RESERVED, sanitise_handle
-from calico_ipam.model.timestamps import parse_time
+from calico_ipam.model.timestamps import SECOND, parse_time
 from tests.golden.library_scenario import State
 
 BLOCKS = "/calico/ipam/v2/assignment/"
@@ -51,9 +51,12 @@ def released_at(block: Document, ordinal: int) -> int | None:
     return parse_time(text) if text else None
 
 
+def windows_reserved(block: Document, ordinal: int) -> bool:
+    return ((attribute(block, ordinal) or {}).get("handle_id") or "").lower() == WINDOWS_RESERVED
+
+
 def empty(block: Document) -> bool:
-    found = [attribute(block, o) for o in range(len(block["allocations"]))]
-    return all((a.get("handle_id") or "").lower() == WINDOWS_RESERVED for a in found if a is not None)
+    return all(i is None or windows_reserved(block, o) for o, i in enumerate(block["allocations"]))
 
 
 def address(block: Document, ordinal: int) -> str:
@@ -107,20 +110,37 @@ def row_key(owner: str, cidr: str) -> str:
     return f"/calico/ipam/v2/{kind}/{host}/ipv{6 if ':' in cidr else 4}/block/{cidr.replace('/', '-')}"
 
 
-def give_up(state: State, owner: str, cidr: str) -> None:
+def give_up(state: State, owner: str, cidr: str, now: int) -> None:
     """Take a block from its owner in ``state``: an empty one goes, another is nobody's afterwards (spec §10.5)."""
     state.pop(row_key(owner, cidr), None)
     block = state.get(block_key(cidr))
     if block is None or block.get("affinity") != owner:
         return
+    block = matured(block, (state.get(CONFIG) or {}).get("ipCooldownSeconds", 0), now)
     if empty(block):
         del state[block_key(cidr)]
     else:
-        block = copy.deepcopy(block)
         block["affinity"] = None
         block.pop("affinity_claim_time", None)
         block["sequenceNumber"] += 1
         state[block_key(cidr)] = block
+
+
+def matured(block: Document, cooldown: int, now: int) -> Document:
+    """Return a copy of a block as it is at ``now`` (nanoseconds) for a cooldown (seconds) (spec §8.2, limit L22)."""
+    block = copy.deepcopy(block)
+    slots = block["allocations"]
+    times = {o: released_at(block, o) for o in range(len(slots))}
+    ripe = sorted((at, o) for o, at in times.items() if at is not None and at <= now - cooldown * SECOND)
+    for _, ordinal in ripe:
+        slots[ordinal] = None
+        block["unallocated"].append(ordinal)
+        (block.get("sequenceNumberForAllocation") or {}).pop(str(ordinal), None)
+    used = sorted({i for i in slots if i is not None})
+    if len(used) < len(block["attributes"] or ()):
+        block["attributes"] = [block["attributes"][i] for i in used]
+        block["allocations"] = [None if i is None else used.index(i) for i in slots]
+    return block
 
 
 # --- the order in which addresses mature --------------------------------------------------------------------

@@ -6,9 +6,9 @@ everything that it does not change is still compared. One that a step does not n
 Keys that are no limit: ``typed`` (addresses, sizes and choices are values, so what is malformed never reaches the
 library), ``atomic`` (block, handle and affinity row change in one commit, design §3.2), ``snapshot`` (what upstream
 reads piece by piece is one read, ruling 14), ``bounds`` (settings that the resource definition refuses are refused on
-every store), ``fields`` (fields that are unknown or absent stay as they are, design §3.3), ``§14.4`` (a pool that goes
-takes virtual hosts' blocks along on every store, as upstream does on Kubernetes only), ``P…`` (a public report whose
-cure differs from what upstream does).
+every store), ``fields`` (fields that are unknown or absent stay as they are, design §3.3), ``§13.2`` (of several blocks
+that fail upstream tells of any), ``§14.4`` (a pool that goes takes virtual hosts' blocks along on every store, as
+upstream does on Kubernetes only), ``P…`` (a public report whose cure differs from what upstream does).
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ EXCEPTIONS: tuple[Difference, ...] = (
     ),
     Difference("L10", "… so the handle is not there afterwards", patch.handle_is_gone, patch.no_such_handle),
     Difference("L11", "doubled free addresses cause no write", patch.useless_write, patch.not_written),
-    Difference("L12", "an address gets its own owner, others of the handle keep theirs", patch.shared, patch.unshare),
+    Difference("§13.2", "the error told is that of the block named first", race.told_of_another, race.the_other_error),
     Difference(
         "L15",
         "a handle at its cap gets what it holds, with the block's prefix, whether or not a block has room",
@@ -70,7 +70,9 @@ EXCEPTIONS: tuple[Difference, ...] = (
     Difference("P07", "a tunnel address is never borrowed", race.tunnel_borrows, patch.do_not_borrow),
     Difference("L19", "counts are exact for pools of any size", patch.saturated, patch.exact_counts),
     Difference("L22", "addresses mature in the order of their release", patch.matures_by_ordinal, patch.by_release),
+    Difference("L12", "an address gets its own owner, others of the handle keep theirs", patch.shared, patch.unshare),
     Difference("L9", "an empty block of nobody can be taken", race.reclaims_unowned, race.reclaim),
+    Difference("L9", "one that empties by cooling down goes", race.empties_unowned, race.remove_emptied),
     Difference("L26", "a pool whose selector does not parse is left out", patch.bad_selector, race.without_bad_pools),
     Difference("L27", "AssignIP confirms the row of an own block", patch.unconfirmed, patch.confirm),
     Difference("L29", "a handle that could never be listed is refused", patch.unlistable, patch.refuse_handle),
@@ -93,6 +95,12 @@ EXCEPTIONS: tuple[Difference, ...] = (
     Difference("§14.8", "… and an object is only its own handle's", kube.reads_shared, kube.no_shared),
     Difference("L29", "a handle that cannot be an object's name is refused", kube.unnameable, kube.refuse_name),
     Difference("typed", "a handle has a name", kube.no_handle, kube.refuse_empty),
+    Difference(
+        "L1",
+        "… so a handle is at its cap only by addresses that it really holds",
+        race.cap_reached_by_counts,
+        race.as_if_undisturbed,
+    ),
     # The last ones: they count what the others have left in the blocks.
     Difference(
         "L1",

@@ -206,7 +206,7 @@ def _utilization(ipam: IPAM, args: Args) -> Any:
         "pools": [
             {
                 "name": pool.name,
-                "cidr": pool.cidr_text,
+                "cidr": str(pool.cidr),
                 **_counts(pool),
                 "blocks": [{"cidr": str(block.cidr), **_counts(block)} for block in pool.blocks],
             }

@@ -7,13 +7,15 @@ disturbance: that run is the expectation.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
-from calico_ipam.model.addresses import parse_network
+from calico_ipam.model.addresses import Network, contains, parse_network
 from calico_ipam.model.timestamps import SECOND
 from tests.golden import library_patches as patch
 from tests.golden.library_backends import quick_bench
-from tests.golden.library_documents import CONFIG, block_key, blocks, released_at, row_key, rows
+from tests.golden.library_compare import error_differences
+from tests.golden.library_documents import CONFIG, block_key, blocks, released_at, row_key, rows, windows_reserved
 from tests.golden.library_patches import bad_pools
 from tests.golden.library_scenario import Expectation, Hook, Moment, State, exact_text
 from tests.golden.replay import carry_out, prepared
@@ -52,6 +54,29 @@ def as_if_undisturbed(moment: Moment, expected: Expectation, ours: State) -> Non
 def cap_reached_by_retries(moment: Moment, ours: State) -> bool:
     text = (moment.step.error or {}).get("text", "")
     return moment.step.op == "assign_ip" and bool(moment.step.hooks) and text.startswith("Max retries hit")
+
+
+def cap_reached_by_counts(moment: Moment, ours: State) -> bool:
+    """Upstream's handle counts addresses that it does not hold (L1, L2), and reaches its cap only by them."""
+    args, key = moment.step.args, patch.HANDLES + (moment.step.args.get("handle") or "")
+    cap, one = args.get("max_alloc_per_handle", 0), moment.step.op == "assign_ip"
+    if not (one or moment.step.op == "auto_assign") or cap <= 0:
+        return False
+
+    def reached(state: State, version: int) -> bool:
+        wanted = 1 if one else args.get(f"num{version}", 0)
+        counts = (state.get(key) or {}).get("block") or {}
+        return bool(sum(n for cidr, n in counts.items() if (":" in cidr) == (version == 6)) + wanted > cap)
+
+    def stopped(version: int) -> bool:
+        # In one call, too: what is still missing is counted with each block.
+        family = (moment.step.result or {}).get(f"ipv{version}") if not one else None
+        return reached(moment.before, version) or bool(family and 0 < len(family["ips"]) < family["num_requested"])
+
+    if not any(stopped(version) and not reached(ours, version) for version in (4, 6)):
+        return False
+    outcome = rerun(moment, ours, moment.step.hooks)
+    return outcome.result != moment.step.result or (outcome.error is None) != (moment.step.error is None)
 
 
 # --- claiming (L5, L31, atomic) -----------------------------------------------------------------------------
@@ -155,6 +180,39 @@ def row_unchanged(moment: Moment, expected: Expectation, ours: State) -> None:
             expected.hooks_that_may_miss.add(moment.step.hooks.index(hook))
 
 
+def _told_of_another(moment: Moment, ours: State) -> Expectation | None:
+    """Return what ours does when it tells of another failing block than upstream, which leaves the choice open."""
+    told = (moment.step.error or {}).get("identifier")
+    options = moment.step.args.get("options") or ()
+    if moment.step.op != "release_ips" or told is None or len(options) < 2:
+        return None
+    outcome = rerun(moment, ours, moment.step.hooks)
+    if outcome.error is None or outcome.error.subject == told:
+        return None
+    block = next((parse_network(b["cidr"]) for _, b in blocks(ours) if _holds(b, told)), None)
+    same_block = [o for o in options if block is not None and patch.canonical(o["address"]) in _texts(block)]
+    alone = rerun(replace(moment, step=replace(moment.step, args={"options": same_block})), ours, ())
+    return outcome if same_block and not error_differences(moment.step.error, alone.error) else None
+
+
+def _holds(block: dict[str, Any], address: str) -> bool:
+    return contains(parse_network(block["cidr"]), parse_network(address))
+
+
+def _texts(block: Network) -> set[str]:
+    return {str(address) for address in block}
+
+
+def told_of_another(moment: Moment, ours: State) -> bool:
+    return _told_of_another(moment, ours) is not None
+
+
+def the_other_error(moment: Moment, expected: Expectation, ours: State) -> None:
+    outcome = _told_of_another(moment, ours)
+    assert outcome is not None
+    expected.error = outcome.error
+
+
 # --- handles and reads --------------------------------------------------------------------------------------
 
 
@@ -191,7 +249,8 @@ def _empty_and_unowned(moment: Moment, state: State) -> dict[str, dict[str, Any]
     cooldown = (state.get(CONFIG) or {}).get("ipCooldownSeconds", 0)
     found = {}
     for key, block in blocks(state):
-        times = [released_at(block, o) for o, i in enumerate(block["allocations"]) if i is not None]
+        taken = [o for o, i in enumerate(block["allocations"]) if i is not None and not windows_reserved(block, o)]
+        times = [released_at(block, o) for o in taken]
         ripe = [t is not None and (cooldown <= 0 or t <= moment.step.now - cooldown * SECOND) for t in times]
         if block.get("affinity") is None and all(ripe):
             found[key] = block
@@ -213,10 +272,14 @@ def _with_ghost(moment: Moment, ours: State) -> Expectation:
 
 
 def reclaims_unowned(moment: Moment, ours: State) -> bool:
-    if moment.step.op != "auto_assign" or not _empty_and_unowned(moment, ours) or moment.step.error is not None:
+    disturbed = bool(moment.step.hooks) and moment.step.error is not None
+    if moment.step.op != "auto_assign" or not _empty_and_unowned(moment, ours) or disturbed:
         return False
     outcome = _with_ghost(moment, ours)
-    return any(ip not in str(moment.step.result) for ip in _all_addresses(outcome.result))
+    taken = (outcome.after.get(key) for key in _empty_and_unowned(moment, ours))
+    return any(block and block["affinity"] for block in taken) or any(
+        ip not in str(moment.step.result) for ip in _all_addresses(outcome.result)
+    )
 
 
 def _all_addresses(result: Any) -> list[str]:
@@ -225,6 +288,18 @@ def _all_addresses(result: Any) -> list[str]:
 
 def reclaim(moment: Moment, expected: Expectation, ours: State) -> None:
     _take(expected, _with_ghost(moment, ours), moment)
+
+
+def empties_unowned(moment: Moment, ours: State) -> bool:
+    """A block of nobody becomes empty when what has cooled down is freed, and upstream leaves it."""
+    key = block_key(moment.step.args.get("cidr") or "")
+    block = moment.after.get(key) or {}
+    collected = moment.step.op == "garbage_collect_cold_ips" and key in moment.step.changed
+    return collected and block.get("affinity") is None and not any(i is not None for i in block["allocations"])
+
+
+def remove_emptied(moment: Moment, expected: Expectation, ours: State) -> None:
+    expected.after.pop(block_key(moment.step.args["cidr"]))
 
 
 def tunnel_borrows(moment: Moment, ours: State) -> bool:

@@ -18,7 +18,7 @@ from calico_ipam.datastore.api import Datastore
 from calico_ipam.engine.client import IPAM
 from calico_ipam.errors import IPAMError
 from tests.golden.library_compare import differences, error_differences, state_differences
-from tests.golden.library_documents import HANDLES
+from tests.golden.library_documents import HANDLES, held
 from tests.golden.library_hooks import HookedStore, Outside
 from tests.golden.library_kube import REST
 from tests.golden.library_operations import OPERATIONS, OUTSIDE, by_text, check_known
@@ -175,14 +175,32 @@ class _Run:
     def _resync(self, moment: Moment, diverged: set[str]) -> set[str]:
         """Put what ours did differently to what upstream did; handle counts go on diverging by themselves."""
         kept = {key for key in diverged if key.startswith(HANDLES) and key in self.diverged}
+        ours = self.bench.state()
         for key in diverged - kept:
             if key in moment.after:
                 self.placed[key] = exact_text(moment.after[key])
                 self.bench.put_text(key, self.placed[key])
             else:
                 self.bench.delete(key)
+        self._recount(kept, ours)
         self.violations = self.bench.violations()
         return kept
+
+    def _recount(self, handles: set[str], before: State) -> None:
+        """Let handles that go on by themselves count what a resync has given them in blocks, or taken from them."""
+        after = self.bench.state()
+        had, has = held(before), held(after)
+        for key in handles:
+            handle = key.removeprefix(HANDLES)
+            document = after.get(key) or {"block": {}, "deleted": False}
+            counts = Counter(document["block"])
+            counts.update(has.get(handle, Counter()))
+            counts.subtract(had.get(handle, Counter()))
+            left = {cidr: number for cidr, number in counts.items() if number > 0}
+            if left and left != document["block"]:
+                self.bench.put_text(key, exact_text({**document, "block": left}))
+            elif not left and key in after:
+                self.bench.delete(key)
 
     def _compare(
         self,

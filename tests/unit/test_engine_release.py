@@ -227,3 +227,10 @@ def test_labels_swapped_between_two_hosts(world: Cluster) -> None:
     assert world.auto(host="host2") == ["10.0.0.3/30"]
     assert world.rows("host1") == {"10.0.0.0/30": "confirmed"}
     assert world.rows("host2") == {}
+
+
+def test_an_address_that_is_asked_for_twice_is_told_twice_when_nothing_is_there(usual: Cluster) -> None:
+    """§13.1: without a block, or outside of all of them, every option is one free address."""
+    asked = ["192.168.1.9", "192.168.1.9", "10.9.9.9", "10.9.9.9"]
+    result = usual.ipam.release_ips([ReleaseOption(ip(text)) for text in asked])
+    assert sorted(str(address) for address in result.unallocated) == sorted(asked)
