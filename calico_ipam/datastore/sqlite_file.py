@@ -132,7 +132,7 @@ def _no_store(path: Path, missing: Missing, vanished: str, absent: str) -> Store
     return StoreError(
         f"the datastore file {path} {absent}",
         subject=str(path),
-        hint=f"Correct its path, or make the store: ipamctl init sqlite://{path}",
+        hint=f"Correct its path, or make the store: ipamctl --datastore sqlite://{path} init",
     )
 
 

@@ -424,7 +424,7 @@ def test_a_plugin_never_makes_a_store(tmp_path: Path) -> None:
     netconf = {"datastore_type": "sqlite", "sqlite_path": str(path)}
     with pytest.raises(StoreError, match=f"^the datastore file {path} does not exist$") as found:
         open_plugin_datastore(netconf, {})
-    assert found.value.hint == f"Correct its path, or make the store: ipamctl init sqlite://{path}"
+    assert found.value.hint == f"Correct its path, or make the store: ipamctl --datastore sqlite://{path} init"
     assert not path.parent.exists()
     path.parent.mkdir()
     path.touch()
