@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from calico_gc.act import Done, Live
-from calico_gc.decide import Standing
-from calico_gc.facts import kubernetes_name
+from calico_gc.decide import Rules, Standing, verdict
+from calico_gc.facts import kubernetes_name, track
 from calico_gc.state import State
 from calico_gc.suspicion import Moment
 from calico_ipam.datastore.api import Delete, Entry, Update
@@ -22,11 +22,10 @@ from calico_ipam.engine.admin import remove_ipam_host
 from calico_ipam.engine.release import release_from_block
 from calico_ipam.engine.world import Engine
 from calico_ipam.errors import Conflict, InvalidInput, IPAMError, NotFound, StaleError
-from calico_ipam.model.addresses import Address, parse_address
+from calico_ipam.model.addresses import Address, parse_address, parse_network
 from calico_ipam.model.affinity import HOST, BlockOwner
-from calico_ipam.model.block import Block, ReleaseOption
+from calico_ipam.model.block import ReleaseOption
 from calico_ipam.model.keys import Blocks, ResourceKey, Resources
-from calico_ipam.model.owner import NODE as NODE_ATTRIBUTE
 from calico_ipam.model.resource import NODE, WORKLOAD_ENDPOINT, Resource, mapping
 
 log = logging.getLogger(__name__)
@@ -164,7 +163,7 @@ def delete_node(engine: Engine, live: Live, action: DeleteNode) -> Done:
         endpoints = [
             e for e in engine.store.list(Resources(WORKLOAD_ENDPOINT)) if e.value.spec.get("node") == action.node
         ]
-        _release_addresses(engine, action.node, {*_tunnels(entry.value), *_addresses(endpoints)})
+        _release_addresses(engine, live, action.node, {*_tunnels(entry.value), *_addresses(endpoints)})
         for endpoint in endpoints:
             _remove(engine, endpoint)
         remove_ipam_host(engine, BlockOwner(HOST, action.node))
@@ -178,21 +177,27 @@ def delete_node(engine: Engine, live: Live, action: DeleteNode) -> Done:
     return Done(gone=True)
 
 
-def _release_addresses(engine: Engine, node: str, addresses: set[Address]) -> None:
-    """Release those addresses that are this node's, each with the handle and number it has right now."""
-    for entry in engine.store.list(Blocks()):
-        block: Block = entry.value
-        options = [
-            ReleaseOption(block.address(ordinal), attribute.handle, block.sequence_of(ordinal))
-            for ordinal, attribute in block.taken()
-            if attribute.handle
-            and attribute.active.get(NODE_ATTRIBUTE, node) == node
-            and block.address(ordinal) in addresses
-        ]
-        if not options:
-            continue
+def _release_addresses(engine: Engine, live: Live, node: str, addresses: set[Address]) -> None:
+    """Release those addresses that are this node's, each with the handle and number it has right now.
+
+    Pods go with their node, as upstream's do (gc §13). A virtual machine that lives keeps its address and takes it to
+    another node.
+    """
+    theirs = [
+        allocation
+        for entry in engine.store.list(Blocks())
+        for allocation in track(entry.value, entry.revision).allocations.values()
+        if allocation.address in addresses and (allocation.node or node) == node
+    ]
+    workloads = live.workloads(())
+    kept = {a.clean_handle for a in theirs if a.of_vm and verdict(a, "", workloads, Rules()).alive}
+    blocks: dict[str, list[ReleaseOption]] = {}
+    for allocation in theirs:
+        if allocation.clean_handle not in kept:
+            blocks.setdefault(allocation.block, []).append(allocation.option())
+    for cidr, options in blocks.items():
         try:
-            release_from_block(engine, block.cidr, options)
+            release_from_block(engine, parse_network(cidr), options)
         except StaleError as error:
             log.info("an address of node %s has a new holder and is kept: %s", node, error)
 
