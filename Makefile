@@ -73,6 +73,7 @@ bench: venv
 	@$(BIN)/python -m tests.scale.bench
 	@$(BIN)/python -m tests.scale.etcd_bench
 	@$(BIN)/python -m tests.scale.kube_bench
+	@$(BIN)/python -m tests.scale.ctl_bench
 
 # cnitool, CNI's reference runtime, drives our plugins in tests/e2e. Without Go those tests skip and say so.
 cnitool:

@@ -86,6 +86,20 @@ class DocumentStoreContract:
         assert [e.key for e in store.list(Resources("WorkloadEndpoint", "other"))] == keys[1:]
         assert store.get(keys[1]).value.metadata["namespace"] == "other"
 
+    def test_a_list_holds_no_more_than_was_asked_for(self, backend: Backend, store: Datastore) -> None:
+        key = ResourceKey("WorkloadEndpoint", "w", "default")
+        spec = {"node": "n", "ipNetworks": ["10.0.0.1/32"]}
+        store.commit(Create(key, Resource.new(key.kind, key.name, spec, namespace=key.namespace)))
+        damaged = path_of(replace(key, name="x"))
+        backend.put_text(damaged, "[")
+        scope = Resources("WorkloadEndpoint", only=("ipNetworks", "none"))
+        for listing in (store.list(scope), store.read(scope).listing(scope), store.list(scope)):
+            (entry,) = listing
+            assert (entry.key, entry.value.name, entry.value.namespace) == (key, "w", "default")
+            assert entry.value.document == {"spec": {"ipNetworks": ["10.0.0.1/32"]}}
+            assert [each.path for each in listing.damaged] == [damaged]
+        assert store.get(key).value.spec == spec
+
     def test_a_commit_is_all_or_nothing(self, store: Datastore) -> None:
         assert store.capabilities.atomic
         (stale,) = store.commit(Create(HandleKey("a"), counter("a")))

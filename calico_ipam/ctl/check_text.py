@@ -111,7 +111,8 @@ def _not_allocated(survey: Survey, _show_all: bool, show_problems: bool) -> Part
     yield "Scanning for IPs that are in use by a workload or node but not allocated in IPAM..."
     outside = inside = 0
     active = survey.active_pools
-    for address in sorted(survey.users, key=lambda each: (each.version, int(each))):
+    odd = (a for a, users in survey.users.items() if len(users) > 1 or a not in survey.allocations)
+    for address in sorted(odd, key=lambda each: (each.version, int(each))):
         users = survey.users[address]
         if show_problems and len(users) > 1:
             yield f"  {address} has multiple owners."
@@ -136,7 +137,7 @@ def _not_allocated(survey: Survey, _show_all: bool, show_problems: bool) -> Part
 def _handles(survey: Survey, show_all: bool, show_problems: bool) -> Part:
     used = check.handle_use(survey)
     stray = sorted(handle for handle in survey.handles if not used.of(handle))
-    missing = sorted(handle for handle in used.mentioned if handle not in survey.handles)
+    missing = sorted(used.mentioned.keys() - survey.handles.keys())
     yield "Scanning for IPAM handles with no matching IPs..."
     if show_all:
         yield from (f"  {handle} doesn't have any active IPs." for handle in stray)

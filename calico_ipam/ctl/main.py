@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from typing import Any
@@ -141,6 +142,8 @@ def cli(context: click.Context) -> None:
 
 def main() -> None:
     """Run ipamctl with the process's arguments and end the process."""
+    # A call ends before garbage in circles matters; on a large cluster looking for it takes as long as everything else.
+    gc.disable()
     for stream in (sys.stdout, sys.stderr):
         # Names come from elsewhere and may hold what the locale cannot write: show it escaped instead of failing.
         reconfigure = getattr(stream, "reconfigure", None)

@@ -34,7 +34,7 @@ from calico_ipam.datastore.api import (
     losing,
     refusal,
 )
-from calico_ipam.datastore.lazy import LazyBlock
+from calico_ipam.datastore.lazy import LazyBlock, slim
 from calico_ipam.datastore.paths import PathRange, key_of, path_of, ranges_of, within_scope
 from calico_ipam.errors import InvalidInput, NotFound
 from calico_ipam.model.keys import Affinities, BlockKey, Blocks, HandleKey, Handles, Key, ResourceKey, Resources, Scope
@@ -158,10 +158,9 @@ class DocumentStore(Datastore):
         answers: dict[Key | Scope, Entry | Damaged | Listing | None] = {
             key: None if row is None else self._decode_as(key, row) for key, row in zip(keys, rows, strict=True)
         }
-        position = 0
+        waiting = iter(lists)
         for scope, several in ranges.items():
-            answers[scope] = self._listing(scope, lists[position : position + len(several)], revision)
-            position += len(several)
+            answers[scope] = self._listing(scope, [next(waiting) for _ in several], revision)
         return Snapshot(answers, revision)
 
     def commit(self, *writes: Write) -> builtins.list[Entry]:
@@ -193,12 +192,14 @@ class DocumentStore(Datastore):
 
     # --- texts and values ----------------------------------------------------------------------------------
 
-    def _decode_as(self, key: Key, row: Row) -> Entry | Damaged:
+    def _decode_as(self, key: Key, row: Row, *, listed: bool = False) -> Entry | Damaged:
+        """Return what a row is under a key; ``listed``: the key was made from the row's path."""
         seen = self._decoded.get(row.path)
         if seen is not None and seen[0] == row and seen[1].key == key:
             return seen[1]
         found = codec.decode(key, row.path, row.text, row.revision)
-        if key_of(row.path) == key:  # not so for a handle with a slash, which lists must not take for a sound one
+        # not so for a handle with a slash, which lists must not take for a sound one
+        if listed or key_of(row.path) == key:
             if len(self._decoded) >= KEPT_VALUES:
                 self._decoded.clear()
             self._decoded[row.path] = (row, found)
@@ -217,7 +218,8 @@ class DocumentStore(Datastore):
             return Damaged(key, row.path, reason, row.text, row.revision)
         if isinstance(scope, Blocks) and scope.recent and isinstance(key, BlockKey):
             return self._lazy(key, row)
-        return self._decode_as(key, row)
+        found = self._decode_as(key, row, listed=True)
+        return slim(found, scope.only) if isinstance(scope, Resources) and scope.only else found
 
     def _lazy(self, key: BlockKey, row: Row) -> Entry:
         """Return a block of a list in which somebody looks for what is not there: most are never decoded."""
@@ -229,11 +231,12 @@ class DocumentStore(Datastore):
         block = LazyBlock(key, row.revision, lambda: self._decode_as(key, row), affinity)
         return block
 
-    def _listing(self, scope: Scope, ranges: Sequence[Sequence[Row]], revision: Revision) -> Listing:
+    def _listing(self, scope: Scope, ranges: Sequence[builtins.list[Row]], revision: Revision) -> Listing:
+        """Return what rows are, and empty the lists of them: texts and values of a large list need not be held both."""
         entries: list[Entry] = []
         damaged: list[Damaged] = []
         for rows in ranges:
-            for row in rows:
+            for row in _drained(rows):
                 found = self._listed(scope, row)
                 if isinstance(found, Entry):
                     entries.append(found)
@@ -320,3 +323,9 @@ def _stranger(scope: Scope, row: Row) -> Damaged | None:
         case _:
             return None
     return Damaged(None, row.path, "the path holds no CIDR", row.text, row.revision)
+
+
+def _drained(rows: list[Row]) -> Iterator[Row]:
+    rows.reverse()
+    while rows:
+        yield rows.pop()

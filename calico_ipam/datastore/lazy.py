@@ -1,12 +1,13 @@
-"""Blocks of a list of which most are only counted as taken: decoded when somebody looks at one."""
+"""What a long list does not hold: blocks that nobody has looked at yet, fields that nobody asked for."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from calico_ipam.datastore.api import Damaged, Entry, Revision, damaged_error
 from calico_ipam.model.keys import BlockKey
+from calico_ipam.model.resource import Resource
 
 
 class LazyBlock(Entry):
@@ -60,3 +61,15 @@ class LazyBlock(Entry):
     @property
     def affinity(self) -> str | None:
         return self._affinity()
+
+
+Found = TypeVar("Found", bound=Entry | Damaged | None)
+
+
+def slim(found: Found, only: Sequence[str]) -> Found | Entry:
+    """Return an entry of a resource with no more than these fields of its spec; it cannot be written again."""
+    if not isinstance(found, Entry) or not isinstance(found.value, Resource):
+        return found
+    whole = found.value
+    spec = {name: whole.spec[name] for name in only if name in whole.spec}
+    return Entry(found.key, Resource(whole.kind, whole.name, {"spec": spec}, whole.namespace), found.revision)

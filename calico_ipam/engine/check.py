@@ -75,15 +75,16 @@ def findings(survey: Survey) -> list[Finding]:
 
 
 def _addresses(survey: Survey) -> Iterator[Finding]:
-    for address in sorted(survey.users, key=_order):
+    shared = (address for address, users in survey.users.items() if len(users) > 1)
+    for address in sorted(shared, key=_order):
         users = [user for user in survey.users[address] if user.kind != "windows"]
         if len({user.name for user in users}) > 1:
             names = " and ".join(dict.fromkeys(user.name for user in users))
             yield Finding("multiple-owners", str(address), f"{address} is used by {names}")
-    for address, group in sorted(survey.allocations.items(), key=lambda item: _order(item[0])):
-        if len(group) > 1:
-            blocks = " and ".join(str(each.block.cidr) for each in group)
-            yield Finding("allocated-twice", str(address), f"{address} is allocated in {blocks}")
+    twice = (address for address, group in survey.allocations.items() if len(group) > 1)
+    for address in sorted(twice, key=_order):
+        blocks = " and ".join(str(each.block.cidr) for each in survey.allocations[address])
+        yield Finding("allocated-twice", str(address), f"{address} is allocated in {blocks}")
     yield from _unknown(survey)
     yield from _leaks(survey)
     yield from _misplaced(survey)
@@ -225,11 +226,11 @@ def _handles(survey: Survey) -> Iterator[Finding]:
                 f"handle {handle} counts {_counts(counted)} and has {_counts(real)}",
                 data={"real": real},
             )
-    for handle, mine in sorted(used.mentioned.items()):
-        if handle not in survey.handles:
-            where = ", ".join(str(each.address) for each in mine[:3])
-            text = f"handle {handle} does not exist, and {where}{' …' if len(mine) > 3 else ''} name it"
-            yield Finding("missing-handle", handle, text, data={"real": real_counts(mine)})
+    for handle in sorted(used.mentioned.keys() - survey.handles.keys()):
+        mine = used.of(handle)
+        where = ", ".join(str(each.address) for each in mine[:3])
+        text = f"handle {handle} does not exist, and {where}{' …' if len(mine) > 3 else ''} name it"
+        yield Finding("missing-handle", handle, text, data={"real": real_counts(mine)})
 
 
 def real_counts(allocations: list[Allocation]) -> dict[str, int]:

@@ -9,7 +9,7 @@ from typing import Any
 from calico_ipam.datastore.api import Damaged, Entry
 from calico_ipam.engine.world import CONFIG, POOLS, Engine
 from calico_ipam.errors import InvalidInput, StoreDamaged
-from calico_ipam.model.addresses import Address, Network, contains, network_of, parse_network
+from calico_ipam.model.addresses import Address, Network, contains, network_of, parse_address, parse_network
 from calico_ipam.model.affinity import HOST
 from calico_ipam.model.block import Attribute, Block
 from calico_ipam.model.config import IPAMConfig
@@ -28,6 +28,7 @@ from calico_ipam.model.services import ingress_addresses, managed, mode_of
 
 BLOCKS, HANDLES, ROWS = Blocks(), Handles(), Affinities()
 NODES, ENDPOINTS = Resources(NODE), Resources(WORKLOAD_ENDPOINT)
+USES = Resources(WORKLOAD_ENDPOINT, only=("ipNetworks",))
 CLUSTER = ResourceKey(CLUSTER_INFORMATION, "default")
 CONTROLLERS = ResourceKey(KUBE_CONTROLLERS_CONFIGURATION, "default")
 STALE_CONFIG = ResourceKey(IPAM_CONFIGURATION, "default")
@@ -144,10 +145,10 @@ def take_survey(engine: Engine, services: Iterable[Mapping[str, Any]] | None = N
     """
     # On the Kubernetes API the settings are an IPAMConfiguration; elsewhere a document of that name is read by nobody.
     separate = engine.store.capabilities.atomic
-    wanted: list[Key | Scope] = [CLUSTER, CONTROLLERS, CONFIG, POOLS, BLOCKS, NODES, ENDPOINTS, HANDLES, ROWS]
+    wanted: list[Key | Scope] = [CLUSTER, CONTROLLERS, CONFIG, POOLS, BLOCKS, NODES, USES, HANDLES, ROWS]
     snapshot = engine.store.read(*wanted, *([STALE_CONFIG] if separate else []))
     damaged: list[Damaged] = []
-    for scope in (POOLS, BLOCKS, NODES, ENDPOINTS, HANDLES, ROWS):
+    for scope in (POOLS, BLOCKS, NODES, USES, HANDLES, ROWS):
         damaged += snapshot.listing(scope).damaged
     pools, bad_pools = parse_pools(entry.value for entry in snapshot.listing(POOLS))
 
@@ -178,7 +179,7 @@ def take_survey(engine: Engine, services: Iterable[Mapping[str, Any]] | None = N
     _add_blocks(survey)
     _add_nodes(survey)
     _add_services(survey, controllers, services, skipped)
-    _add_endpoints(survey, snapshot.listing(ENDPOINTS))
+    _add_endpoints(survey, snapshot.listing(USES))
     return survey
 
 
@@ -224,7 +225,12 @@ def _add_nodes(survey: Survey) -> None:
 
 
 def _address_of(text: str) -> Address:
-    """Return the address that a CIDR was written with, host bits and all."""
+    """Return the address that a CIDR was written with, host bits and all. Raises InvalidInput."""
+    base, _, length = text.partition("/")
+    if length in ("32", "128"):  # nearly all; they need not be parsed as networks
+        address = parse_address(base)
+        if length == "32" or address.version == 6:
+            return address
     parse_network(text)
     return parse_network(text.partition("/")[0]).network_address
 

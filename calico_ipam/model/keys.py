@@ -6,9 +6,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from calico_ipam.model.addresses import Network
-from calico_ipam.model.affinity import BlockOwner
+
+if TYPE_CHECKING:
+    from calico_ipam.model.affinity import BlockOwner
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +100,16 @@ class Handles:
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """v3 resources of a kind, optionally of a namespace, optionally with names that begin with ``prefix``."""
+    """v3 resources of a kind, optionally of a namespace, optionally with names that begin with ``prefix``.
+
+    ``only``: fields of the spec that are looked at; the others, and all that is needed to write the resource again, are
+    not kept. A list of all endpoints takes a quarter of the memory then.
+    """
 
     kind: str
     namespace: str | None = None
     prefix: str = ""
+    only: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.kind}({self.namespace}/*)" if self.namespace else f"{self.kind}(*)"

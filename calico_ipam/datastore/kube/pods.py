@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from calico_ipam.datastore.gojson import BadDocument
 from calico_ipam.datastore.kube.qos import controls_of
 from calico_ipam.errors import InvalidInput
 from calico_ipam.model import endpoint_names
-from calico_ipam.model.addresses import parse_network
+from calico_ipam.model.addresses import parse_address, parse_network
 from calico_ipam.model.endpoint_names import EndpointIds
 from calico_ipam.model.resource import NODE, WORKLOAD_ENDPOINT, Resource, mapping
 
@@ -34,14 +34,23 @@ FINISHED = frozenset({"Succeeded", "Failed", "Completed"})
 PROTOCOLS = frozenset({"TCP", "UDP", "SCTP"})
 
 
-def endpoint_of(pod: Mapping[str, Any]) -> Resource:
-    """Return the workload endpoint that a pod is. Raises BadDocument for what cannot be converted."""
+ADDRESSES = ("ipNetworks",)
+
+
+def endpoint_of(pod: Mapping[str, Any], only: Sequence[str] = ()) -> Resource:
+    """Return the workload endpoint that a pod is; ``only`` ADDRESSES: no more than these, at a quarter of the time.
+
+    Raises BadDocument for what cannot be converted.
+    """
     metadata, spec = mapping(pod.get("metadata")), mapping(pod.get("spec"))
     annotations = mapping(metadata.get("annotations"))
     name, namespace = str(metadata.get("name") or ""), str(metadata.get("namespace") or "")
     node = str(spec.get("nodeName") or "")
     if not node:
         raise BadDocument("error with field node (field should be assigned)")  # it is not scheduled
+    name_of_endpoint = EndpointIds(node=node, orchestrator="k8s", pod=name, endpoint=ENDPOINT).name()
+    if only == ADDRESSES:
+        return Resource(WORKLOAD_ENDPOINT, name_of_endpoint, {"spec": {"ipNetworks": addresses_of(pod)}}, namespace)
     account = str(spec.get("serviceAccountName") or "")
     networks = addresses_of(pod)
     body: dict[str, Any] = {
@@ -59,7 +68,6 @@ def endpoint_of(pod: Mapping[str, Any]) -> Resource:
         "allowSpoofedSourcePrefixes": prefixes_of(annotations),
         "qosControls": controls_of(annotations),
     }
-    name_of_endpoint = EndpointIds(node=node, orchestrator="k8s", pod=name, endpoint=ENDPOINT).name()
     document = {
         "kind": WORKLOAD_ENDPOINT,
         "apiVersion": V3,
@@ -99,10 +107,10 @@ def addresses_of(pod: Mapping[str, Any]) -> list[str]:
     found = []
     for text in _address_texts(pod):
         try:
-            network = parse_network(text)
+            address = parse_network(text).network_address if "/" in text else parse_address(text)
         except InvalidInput:
             raise BadDocument(f"failed to parse IP: {text!r}") from None
-        found.append(f"{network.network_address}/{32 if network.version == 4 else 128}")
+        found.append(f"{address}/{32 if address.version == 4 else 128}")
     return found
 
 
