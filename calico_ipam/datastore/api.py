@@ -9,18 +9,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeAlias, TypeVar
 
 from calico_ipam.errors import AlreadyExists, Conflict, DeadlineExceeded, IPAMError, NotFound, StoreDamaged
 from calico_ipam.model.addresses import Network
-from calico_ipam.model.affinity import Affinity
-from calico_ipam.model.block import Block
-from calico_ipam.model.config import IPAMConfig
-from calico_ipam.model.handle import Handle
 from calico_ipam.model.keys import AffinityKey, BlockKey, Key, Scope
-from calico_ipam.model.resource import Resource
 
-Value = Block | Affinity | Handle | IPAMConfig | Resource
+if TYPE_CHECKING:
+    # A verb pays for the kinds of value that it reads; making their classes takes longer than reading them.
+    from calico_ipam.model.affinity import Affinity
+    from calico_ipam.model.block import Block
+    from calico_ipam.model.config import IPAMConfig
+    from calico_ipam.model.handle import Handle
+    from calico_ipam.model.resource import Resource
+
+Value: TypeAlias = "Block | Affinity | Handle | IPAMConfig | Resource"
 Revision = str
 
 
@@ -67,7 +70,7 @@ class Entry:
 
     @property
     def affinity(self) -> str | None:
-        """Who a block belongs to, as the block says it: ``host:node-1``. Cheaper than the value in a recent list."""
+        """Who a block belongs to, as the block says it: ``host:node-1``. In a recent list None may mean: not told."""
         found: str | None = self.value.affinity
         return found
 

@@ -13,11 +13,12 @@ from calico_ipam.model.resource import Resource
 class LazyBlock(Entry):
     """A block that is not decoded yet. ``value`` raises StoreDamaged for a document that cannot be understood.
 
-    ``decode`` returns the block as any other read would; ``affinity`` finds out cheaply whose it is.
+    ``decode`` returns the block as any other read would; ``affinity`` finds out cheaply whose it is, None where that
+    takes another request.
     """
 
     __slots__ = ("_affinity", "_decode", "_whole")
-    _affinity: Callable[[], str | None]
+    _affinity: Callable[[], str | None] | None
     _decode: Callable[[], Entry | Damaged]
     _whole: Entry | Damaged | None
 
@@ -26,7 +27,7 @@ class LazyBlock(Entry):
         key: BlockKey,
         revision: Revision,
         decode: Callable[[], Entry | Damaged],
-        affinity: Callable[[], str | None],
+        affinity: Callable[[], str | None] | None,
     ) -> None:
         fields = {"key": key, "revision": revision, "_decode": decode, "_affinity": affinity, "_whole": None}
         for name, value in fields.items():
@@ -59,8 +60,13 @@ class LazyBlock(Entry):
         return self._sound.origin
 
     @property
+    def tells_owner(self) -> bool:
+        """Whether ``affinity`` is known; it is None otherwise."""
+        return self._affinity is not None
+
+    @property
     def affinity(self) -> str | None:
-        return self._affinity()
+        return self._affinity() if self._affinity is not None else None
 
 
 Found = TypeVar("Found", bound=Entry | Damaged | None)

@@ -94,12 +94,14 @@ def _drop(engine: Engine, row: Entry) -> None:
 def release_if_unselected(engine: Engine, world: World, block: Block) -> None:
     """After a release: give the block back if its pool no longer selects its host (§13.4). Nothing surfaces."""
     owner = block.owner
-    if owner is None:
-        return
-    pool = pool_for(world.enabled, block.cidr.network_address)
-    if pool is None or pool.node_selector == "all()":
+    if owner is None or not block.empty:
         return
     try:
+        if not world.shows_pools:
+            world = world.with_pools(engine)
+        pool = pool_for(world.enabled, block.cidr.network_address)
+        if pool is None or pool.node_selector == "all()":
+            return
         key = node_key(owner.host)
         node = engine.store.read(key).entry(key)
         if node is None or pool.selects_node(node.value.labels):

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from calico_ipam.engine.world import Engine
+from calico_ipam.datastore.api import Entry
+from calico_ipam.engine.world import Engine, World
 from calico_ipam.errors import InvalidInput, RefusedError
 from calico_ipam.model.addresses import Address, Network, contains, network_of, parse_network
 from calico_ipam.model.affinity import BlockOwner
 from calico_ipam.model.block import Block, ReleaseOption
 from calico_ipam.model.keys import BlockKey, Blocks, Resources
-from calico_ipam.model.pool import Pool, pool_for
+from calico_ipam.model.pool import pool_for
 from calico_ipam.model.resource import NODE, WORKLOAD_ENDPOINT, Resource, mapping
 from calico_ipam.model.timestamps import SECOND, parse_attribute_time
 
@@ -68,15 +69,14 @@ class Holding:
 def find_holding(engine: Engine, address: Address) -> Holding | None:
     """Return who holds an address, or None when it is free.
 
-    All pools count, disabled ones too. The block is looked up by its pool's block size, and when it is not there, among
-    all blocks: it may be of another size than the pool's, or in no pool. Raises RefusedError for a block that cannot
-    be read.
+    Wherever its block is (:func:`stored_block`). Raises RefusedError for a block that cannot be read.
     """
     world = engine.look()
     pool = pool_for(world.pools, address)
-    block = _block_of(engine, address, pool)
-    if block is None:
+    stored = stored_block(engine, world, address)
+    if stored is None:
         return None
+    block: Block = stored.value
     ordinal = block.ordinal(address)
     attribute = block.attribute(ordinal)
     if attribute is None:
@@ -115,17 +115,23 @@ def live_users(engine: Engine, address: Address) -> list[str]:
     return found
 
 
-def _block_of(engine: Engine, address: Address, pool: Pool | None) -> Block | None:
+def stored_block(engine: Engine, world: World, address: Address) -> Entry | None:
+    """Return the block that an address is in, or None.
+
+    It is looked up by its pool's block size, disabled pools included, and when it is not there, among all blocks: it
+    may be of another size, or in no pool any more. Raises RefusedError for a block that cannot be read.
+    """
+    pool = pool_for(world.pools, address)
     if pool is not None:
         key = BlockKey(pool.block_of(address))
         entry = engine.store.read(key).entry(key)
         if entry is not None:
-            return entry.value  # type: ignore[no-any-return]  # an entry of a BlockKey is a Block
+            return entry
     host = network_of(address, address.max_prefixlen)
     listing = engine.store.list(Blocks(address.version))
     for entry in listing:
-        if contains(entry.value.cidr, host):
-            return entry.value  # type: ignore[no-any-return]  # as above
+        if contains(entry.cidr, host):
+            return entry
     for damaged in listing.damaged:
         if isinstance(damaged.key, BlockKey) and contains(damaged.key.cidr, host):
             raise RefusedError(

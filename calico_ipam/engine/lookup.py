@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from calico_ipam.engine.holder import stored_block
 from calico_ipam.engine.results import AssignmentAttributes
 from calico_ipam.engine.world import Engine
 from calico_ipam.errors import AddressInCooldown, NotFound, StoreDamaged
@@ -40,21 +41,21 @@ def ips_by_handle(engine: Engine, handle: str) -> list[Address]:
 
 
 def assignment_attributes(engine: Engine, ip: Address) -> AssignmentAttributes:
-    """Return who holds an address. Raises NotFound (no pool, no block, not assigned) and AddressInCooldown."""
+    """Return who holds an address, wherever its block is: of another size than its pool's, in a pool that is disabled
+    or gone. Raises NotFound (no pool, no block, not assigned) and AddressInCooldown.
+    """
     world = engine.look()
     pool = pool_for(world.enabled, ip)
-    if pool is None:
-        raise NotFound(str(ip), "No valid IPPool")
-    key = BlockKey(pool.block_of(ip))
-    snapshot = engine.store.read(key)
-    stored = snapshot.entry(key)
+    stored = stored_block(engine, world, ip)
     if stored is None:
-        raise snapshot.missing(key)
+        if pool is None:
+            raise NotFound(str(ip), "No valid IPPool")
+        stored = engine.store.get(BlockKey(pool.block_of(ip)))  # raises in the words of the backend
     block = engine.fresh(stored.value, world.config)
     ordinal = block.ordinal(ip)
     attribute = block.attribute(ordinal)
     if attribute is None:
-        raise NotFound(str(ip), "IP is unassigned")
+        raise NotFound(str(ip), "IP is unassigned" if pool is not None else "No valid IPPool")
     if attribute.cold:
         raise AddressInCooldown(str(ip))
     return AssignmentAttributes(

@@ -11,7 +11,14 @@ from calico_ipam.engine.affinity_release import release_affinity
 from calico_ipam.engine.claim import block_of_row, claim_block
 from calico_ipam.engine.prepare import Family, in_pools
 from calico_ipam.engine.request import Request
-from calico_ipam.engine.search import BlockMap, fresh_candidates, list_blocks, order_of, reclaim_candidates
+from calico_ipam.engine.search import (
+    BlockMap,
+    fresh_candidates,
+    learn_owners,
+    list_blocks,
+    order_of,
+    reclaim_candidates,
+)
 from calico_ipam.engine.world import Engine
 from calico_ipam.errors import (
     BlockClaimConflict,
@@ -103,13 +110,16 @@ class BlockSource:
     def _unseen_rows(self) -> tuple[Entry, ...]:
         """Return rows of ours that the first list did not show, before another block is claimed (prelude.py).
 
-        A host without any row is not asked again: what it may have claimed a moment ago is what it would claim now.
+        For a host without any, a recent list will do, read after the blocks are: what another process of the host has
+        claimed before that shows as taken there, and as the host's here.
         """
-        if self._looked_again or not self._family.rows or self._consistent:
+        if self._looked_again or self._consistent:
             return ()
         self._looked_again = True
         owner, known = self._request.owner, {row.cidr for row in self._family.rows}
-        listing = self._engine.store.list(Affinities(owner.kind, owner.host, self._family.version))
+        if not known:
+            self.blocks()
+        listing = self._engine.store.list(Affinities(owner.kind, owner.host, self._family.version, recent=not known))
         return tuple(row for row in listing if row.cidr not in known and in_pools(self._family.pools, row))
 
     def _looks(self, rows: Sequence[Entry]) -> Iterator[tuple[Sequence[Entry], Snapshot]]:
@@ -196,6 +206,7 @@ class BlockSource:
     def _claim_free(self, at_least: int) -> Entry | None:
         blocks, engine, config = self.blocks(), self._engine, self._family.world.config
         for order in self._orders():
+            learn_owners(order, blocks, self._family.reservations, engine)
             found = fresh_candidates(order, blocks, self._request.owner, self._family.reservations, engine, config)
             for candidate in found:
                 block = self._try(candidate.cidr, at_least, fresh=candidate.entry is None)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from calico_ipam.datastore.api import Update
+from calico_ipam.engine.holder import stored_block
 from calico_ipam.engine.lookup import assignment_attributes, ips_by_handle
 from calico_ipam.engine.world import Engine, explain
 from calico_ipam.errors import (
@@ -59,23 +60,28 @@ def set_owner_attributes(
 ) -> None:
     """Change the owner attributes of one address; others of the same handle keep theirs (limit L12).
 
-    Raises InvalidInput (no pool, another handle), NotFound, OwnerMismatch (then nothing was changed).
+    The block may be anywhere (:func:`assignment_attributes`). Raises InvalidInput (no pool, another handle), NotFound,
+    OwnerMismatch (then nothing was changed).
     """
     for attributes in (updates.active, updates.alternate):
         check_attributes(attributes or {})
     world = engine.look()
     pool = pool_for(world.enabled, ip)
-    if pool is None:
-        raise InvalidInput(f"the provided IP address {ip} is not in a configured pool", subject=str(ip))
-    key = BlockKey(pool.block_of(ip))
+    entry = stored_block(engine, world, ip)
+    if entry is None and pool is not None:
+        entry = engine.store.get(BlockKey(pool.block_of(ip)))  # raises in the words of the backend
+    if entry is None:
+        raise _poolless(ip)
+    key = BlockKey(entry.cidr)
     try:
-        for _ in engine.retry.tries(f"setting the owner of {ip}"):
-            entry = engine.store.get(key)
+        for attempt in engine.retry.tries(f"setting the owner of {ip}"):
+            if attempt:
+                entry = engine.store.get(key)
             block = engine.fresh(entry.value, world.config)
             ordinal = block.ordinal(ip)
             attribute = block.attribute(ordinal)
             if attribute is None:
-                raise NotFound(str(ip), "IP is unassigned")
+                raise _poolless(ip) if pool is None else NotFound(str(ip), "IP is unassigned")
             if attribute.cold or attribute.clean_handle != handle:
                 raise InvalidInput(f"IP {ip} is not assigned to handle {handle}", subject=str(ip))
             _check("ActiveOwnerAttrs", ip, updates.active, preconditions.active, attribute.active)
@@ -91,6 +97,10 @@ def set_owner_attributes(
             return
     except RetriesExhausted:
         raise RetriesExhausted("max retries hit - excessive concurrent IPAM requests") from None
+
+
+def _poolless(ip: Address) -> InvalidInput:
+    return InvalidInput(f"the provided IP address {ip} is not in a configured pool", subject=str(ip))
 
 
 def _updated(attribute: Attribute, updates: OwnerUpdates) -> Attribute:

@@ -8,11 +8,12 @@ API a read is left out, or answered from the server's cache, only for one of the
 - *The node*, while the host has blocks and every pool selects every node: labels then decide nothing, and that the node
   exists was checked when its first block was claimed. A host without blocks, and any selector, brings the read back.
 - *The host's affinity rows* may be a moment old. A row too many names a block that is then read and is not the host's
-  (the row is dropped). A row too few can only be of a block that was claimed a moment ago: with other rows there, the
-  list is read again, consistently, before another block is claimed (:mod:`own_blocks`); as the very first one it is at
-  the head of the host's order, where claiming meets it and takes it as the host's own.
-- *The list of all blocks*, when one has to be claimed, may be a moment old: the claim creates the block, which fails if
-  somebody has it. It is read again, consistently, before it is concluded that nothing is left.
+  (the row is dropped). A row too few can only be of a block that was claimed a moment ago: the list is read again
+  before another block is claimed (:mod:`own_blocks`), consistently if the host has other rows. Where it has none, a
+  second recent list may miss a block that another process of the host made within that moment; then the host has two.
+- *The list of all blocks*, when one has to be claimed, may be a moment old and tells names only: the claim creates the
+  block, which fails if somebody has it. The blocks just before it in the host's order are read, since one might be the
+  host's own. The list is read again, consistently and whole, before it is concluded that nothing is left.
 
 The blocks that the last call of this process used are asked for on a guess (:mod:`familiar`). Beside the rows they
 may be older than these: one that is not the host's, or whose row is not confirmed, is read again.

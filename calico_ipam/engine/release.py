@@ -242,9 +242,8 @@ def release_by_handle(engine: Engine, handle: str) -> None:
     """
     handle = sanitise_handle(handle)
     key = HandleKey(handle)
-    world = engine.look(
-        key, *engine.familiar.latest()
-    )  # a handle without a name is refused by every store, in words of its own
+    # A handle without a name is refused by every store, in words of its own.
+    world = engine.look(key, *engine.familiar.latest(), pools=False)
     entry = world.snapshot.entry(key)
     if entry is None:
         raise world.snapshot.missing(key)

@@ -25,6 +25,8 @@ from calico_ipam.model.timestamps import SECOND
 
 #: an empty block of somebody else may be taken this many seconds after it was claimed
 RECLAIM_AGE_SECONDS = 60
+#: blocks that are looked at because one might be the host's own
+NEAREST = 8
 
 
 class BlockMap:
@@ -135,6 +137,27 @@ def fresh_candidates(
         cidr = order.at(position)
         if not blocks.tried(cidr):
             yield Candidate(cidr, blocks.get(cidr))
+
+
+def learn_owners(order: BlockOrder, blocks: BlockMap, reservations: Reservations, engine: Engine) -> None:
+    """Where the list does not say whose blocks are, read those nearest before the first free place of the order.
+
+    A block of the host that has no row any more, which the host would take instead, was the first free place once.
+    """
+    taken = _spans(order, blocks.cidrs(), whole=False) + _spans(order, reservations.networks, whole=True)
+    free = next(_gaps(order, taken), 0)
+    near = (blocks.get(order.at(position)) for position in range(max(0, free - NEAREST), free))
+    unknown = [entry.key for entry in near if isinstance(entry, LazyBlock) and not entry.tells_owner]
+    if not unknown:
+        return
+    snapshot = engine.store.read(*unknown)
+    for key in unknown:
+        try:
+            entry = snapshot.entry(key)
+        except StoreDamaged:
+            continue  # taken, by whatever it is (limit L30)
+        if entry is not None:
+            blocks.learn(entry)
 
 
 def _spans(order: BlockOrder, cidrs: Iterable[Network], *, whole: bool) -> list[tuple[int, int]]:

@@ -58,10 +58,14 @@ class Engine:
         """Return a block that was read as it is now: addresses whose cooldown is over are free (§8.2)."""
         return block.mature(config.cooldown_seconds, self.clock.now())
 
-    def look(self, *more: Key | Scope, reservations: bool = False) -> World:
-        """Read settings and pools, ``more`` beside them, and the reservations where they matter, in one read."""
+    def look(self, *more: Key | Scope, reservations: bool = False, pools: bool = True) -> World:
+        """Read settings and pools, ``more`` beside them, and the reservations where they matter, in one read.
+
+        Without ``pools`` these are left out where they would cost a request of their own (World.shows_pools).
+        """
         wanted: list[Key | Scope] = [CONFIG, *more]
-        if self.pools is None:
+        pools = pools or self.store.capabilities.snapshot_reads
+        if pools and self.pools is None:
             wanted.append(POOLS)
         if reservations and self.reservations is None:
             wanted.append(RESERVATIONS)
@@ -72,9 +76,11 @@ class Engine:
             config = stored.value
             for problem in config.problems():
                 log.warning("the stored IPAM configuration breaks a rule and is used as it is: %s", problem)
-        return World(config, self._pools(snapshot), self._reservations(snapshot, reservations), snapshot)
+        known = self.pools_of(snapshot) if pools else ()
+        return World(config, known, self._reservations(snapshot, reservations), snapshot, shows_pools=pools)
 
-    def _pools(self, snapshot: Snapshot) -> tuple[Pool, ...]:
+    def pools_of(self, snapshot: Snapshot) -> tuple[Pool, ...]:
+        """Return the pools that a read of POOLS shows, or those of the caller; bad ones are left out."""
         if self.pools is not None:
             return tuple(self.pools())
         pools, bad = parse_pools(entry.value for entry in snapshot.listing(POOLS))
@@ -101,10 +107,16 @@ class World:
     pools: tuple[Pool, ...]
     reservations: Reservations
     snapshot: Snapshot
+    shows_pools: bool = True
 
     def with_more(self, more: Snapshot) -> World:
         """Return the same world with what another read found."""
         return replace(self, snapshot=self.snapshot.with_more(more))
+
+    def with_pools(self, engine: Engine) -> World:
+        """Return the same world with the pools as they are now."""
+        snapshot = self.snapshot if engine.pools is not None else engine.store.read(POOLS)
+        return replace(self, pools=engine.pools_of(snapshot), shows_pools=True)
 
     @property
     def enabled(self) -> list[Pool]:

@@ -9,7 +9,7 @@ import re
 from typing import Literal
 
 from calico_ipam.errors import InvalidInput
-from calico_ipam.model.addresses import Network
+from calico_ipam.model.addresses import Network, parse_network
 from calico_ipam.model.affinity import BlockOwner
 
 LABEL_AFFINITY_TYPE = "projectcalico.org/affinity-type"
@@ -28,8 +28,20 @@ _HEX = re.compile(r"[0-9a-fA-F]{32}")
 
 
 def cidr_name(cidr: Network) -> str:
-    """Return the object name of a block: ``10-244-1-64-26``, ``fd00-10-244---122``. Never parse it back."""
+    """Return the object name of a block: ``10-244-1-64-26``, ``fd00-10-244---122``."""
     return str(cidr).translate(_DASHED)
+
+
+def named_cidr(name: str) -> Network | None:
+    """Return the CIDR that :func:`cidr_name` gave a name; None for a name that it never gives."""
+    base, _, length = name.rpartition("-")
+    parts = base.split("-")
+    ipv4 = len(parts) == 4 and all(part.isdigit() for part in parts)
+    try:
+        cidr = parse_network(f"{base.replace('-', '.' if ipv4 else ':')}/{length}")
+    except InvalidInput:
+        return None
+    return cidr if cidr_name(cidr) == name else None
 
 
 def affinity_name(host: str, cidr: Network) -> str:

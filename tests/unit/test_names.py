@@ -36,6 +36,7 @@ from calico_ipam.model.names import (
     convert_uid,
     handle_name,
     hostname_hash,
+    named_cidr,
 )
 
 # --- objects of the Kubernetes API --------------------------------------------------------------------------
@@ -53,6 +54,25 @@ from calico_ipam.model.names import (
 )
 def test_cidr_name(cidr: str, name: str) -> None:
     assert cidr_name(parse_network(cidr)) == name
+    assert named_cidr(name) == parse_network(cidr)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "x",
+        "10-0-0-0",
+        "10-0-0-0-33",
+        "10-0-0-1-26",
+        "010-0-0-0-26",
+        "fd00--1-122",
+        "fd00-0---122",
+        "--ffff-a00-0-122",
+    ],
+)
+def test_a_name_that_no_cidr_has(name: str) -> None:
+    assert named_cidr(name) is None
 
 
 FOUR, SIX = parse_network("10.244.1.64/26"), parse_network("fd00:10:244:0:1c:8f00:12:7c40/122")

@@ -39,12 +39,14 @@ BROKEN_TRIES = 3
 JSON = "application/json"
 STRATEGIC_MERGE = "application/strategic-merge-patch+json"
 MERGE = "application/merge-patch+json"
+#: a list of names and other metadata; a server that cannot leave the rest out sends whole objects
+NAMES = f"{JSON};as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,{JSON}"
 AGENT = "calico-ipam"
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One HTTP request. ``verb``: what a role calls it."""
+    """One HTTP request. ``verb``: what a role calls it. ``accept``: the form of the answer."""
 
     method: str
     path: str
@@ -52,6 +54,7 @@ class Request:
     body: Any = None
     content_type: str = JSON
     verb: str = ""
+    accept: str = JSON
 
     @property
     def reading(self) -> bool:
@@ -162,7 +165,7 @@ class KubeApi:
 
     def _send(self, request: Request, timeout: Any, *, streaming: bool) -> Any:
         connection = self._connected()
-        headers = {"Accept": JSON, "User-Agent": AGENT}
+        headers = {"Accept": request.accept, "User-Agent": AGENT}
         if authorisation := connection.authorisation():
             headers["Authorization"] = authorisation
         body = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from calico_ipam.datastore.api import Damaged, Entry
@@ -11,7 +11,7 @@ from calico_ipam.datastore.gojson import BadDocument
 from calico_ipam.datastore.kube import codec, pods
 from calico_ipam.datastore.kube.codec import Group
 from calico_ipam.datastore.lazy import LazyBlock
-from calico_ipam.errors import InvalidInput
+from calico_ipam.errors import InvalidInput, NotFound
 from calico_ipam.model.keys import (
     Affinities,
     AffinityKey,
@@ -23,6 +23,7 @@ from calico_ipam.model.keys import (
     Resources,
     Scope,
 )
+from calico_ipam.model.names import named_cidr
 from calico_ipam.model.resource import NODE, WORKLOAD_ENDPOINT, Resource, mapping
 
 
@@ -31,14 +32,14 @@ def meta(document: Mapping[str, Any], name: str) -> str:
     return str(mapping(document.get("metadata")).get(name) or "")
 
 
-def entry_of(kind: str, document: Mapping[str, Any], group: Group) -> Entry | Damaged:
-    """Return the entry of an object, marked as deleted or not."""
+def entry_of(kind: str, document: Mapping[str, Any], group: Group, only: Sequence[str] = ()) -> Entry | Damaged:
+    """Return the entry of an object, marked as deleted or not; ``only``: as of Resources."""
     revision, uid = meta(document, "resourceVersion"), meta(document, "uid")
     key: Key | None = None
     value: Any
     try:
         if kind == WORKLOAD_ENDPOINT:
-            value = pods.endpoint_of(document)
+            value = pods.endpoint_of(document, only)
             key = ResourceKey(WORKLOAD_ENDPOINT, value.name, value.namespace)
         elif kind == NODE:
             value = pods.node_of(document)
@@ -52,21 +53,30 @@ def entry_of(kind: str, document: Mapping[str, Any], group: Group) -> Entry | Da
     return Entry(key, value, revision, uid, document)
 
 
-def lazy_block(document: Mapping[str, Any], group: Group) -> Entry | Damaged | None:
-    """Return a block without decoding it; None for one that is marked as deleted."""
-    if mapping(document.get("spec")).get("deleted") is True:
-        return None
-    try:
-        key = codec.key_of("IPAMBlock", document)
-    except (BadDocument, InvalidInput):
-        return entry_of("IPAMBlock", document, group)
-    assert isinstance(key, BlockKey)  # noqa: S101 - the kind says so
+def lazy_block(
+    document: Mapping[str, Any], group: Group, fetch: Callable[[str], Mapping[str, Any]]
+) -> Entry | Damaged | None:
+    """Return a block of a list of names; it is fetched, by its name, when somebody looks at it.
 
-    def affinity() -> str | None:
-        found = mapping(document.get("spec")).get("affinity")
-        return found if isinstance(found, str) else None
+    The list does not say whose a block is. One whose name is not that of a block is fetched at once, and an object that
+    came whole is decoded; None for those that are marked as deleted.
+    """
+    name, cidr = meta(document, "name"), named_cidr(meta(document, "name"))
+    if "spec" in document or cidr is None:
+        try:
+            found = entry_of("IPAMBlock", document if "spec" in document else fetch(name), group)
+        except NotFound:
+            return None
+        return None if isinstance(found, Entry) and marked_deleted(found) else found
+    key, revision = BlockKey(cidr), meta(document, "resourceVersion")
 
-    return LazyBlock(key, meta(document, "resourceVersion"), lambda: entry_of("IPAMBlock", document, group), affinity)
+    def read() -> Entry | Damaged:
+        try:
+            return entry_of("IPAMBlock", fetch(name), group)
+        except NotFound:
+            return Damaged(key, f"IPAMBlock/{name}", "it is gone meanwhile", revision=revision)
+
+    return LazyBlock(key, revision, read, None)
 
 
 def marked_deleted(entry: Entry) -> bool:
