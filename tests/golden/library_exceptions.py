@@ -6,7 +6,8 @@ everything that it does not change is still compared. One that a step does not n
 Keys that are no limit: ``typed`` (addresses, sizes and choices are values, so what is malformed never reaches the
 library), ``atomic`` (block, handle and affinity row change in one commit, design §3.2), ``snapshot`` (what upstream
 reads piece by piece is one read, ruling 14), ``bounds`` (settings that the resource definition refuses are refused on
-every store), ``fields`` (fields that are unknown or absent stay as they are, design §3.3), ``§13.2`` (of several blocks
+every store), ``fields`` (fields that are unknown or absent stay as they are, design §3.3), ``§15`` (an address
+is found in a pool that is disabled or gone, too, so that a machine there can migrate), ``§13.2`` (of several blocks
 that fail upstream tells of any), ``§14.4`` (a pool that goes takes virtual hosts' blocks along on every store, as
 upstream does on Kubernetes only), ``P…`` (a public report whose cure differs from what upstream does).
 """
@@ -69,7 +70,9 @@ EXCEPTIONS: tuple[Difference, ...] = (
     ),
     Difference("P07", "a tunnel address is never borrowed", race.tunnel_borrows, patch.do_not_borrow),
     Difference("L19", "counts are exact for pools of any size", patch.saturated, patch.exact_counts),
+    Difference("L19", "IPv6 blocks in no pool are shown", patch.hides_orphans, patch.show_orphans),
     Difference("L22", "addresses mature in the order of their release", patch.matures_by_ordinal, patch.by_release),
+    Difference("§15", "an address is found whatever became of its pool", race.looks_too_narrowly, race.as_if_pooled),
     Difference("L12", "an address gets its own owner, others of the handle keep theirs", patch.shared, patch.unshare),
     Difference("L9", "an empty block of nobody can be taken", race.reclaims_unowned, race.reclaim),
     Difference("L9", "one that empties by cooling down goes", race.empties_unowned, race.remove_emptied),

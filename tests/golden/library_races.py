@@ -15,7 +15,16 @@ from calico_ipam.model.timestamps import SECOND
 from tests.golden import library_patches as patch
 from tests.golden.library_backends import quick_bench
 from tests.golden.library_compare import error_differences
-from tests.golden.library_documents import CONFIG, block_key, blocks, released_at, row_key, rows, windows_reserved
+from tests.golden.library_documents import (
+    CONFIG,
+    block_key,
+    blocks,
+    matured,
+    released_at,
+    row_key,
+    rows,
+    windows_reserved,
+)
 from tests.golden.library_patches import bad_pools
 from tests.golden.library_scenario import Expectation, Hook, Moment, State, exact_text
 from tests.golden.replay import carry_out, prepared
@@ -211,6 +220,44 @@ def the_other_error(moment: Moment, expected: Expectation, ours: State) -> None:
     outcome = _told_of_another(moment, ours)
     assert outcome is not None
     expected.error = outcome.error
+
+
+# --- where an address is looked for (§15) -------------------------------------------------------------------
+
+LOOKS = ("get_assignment_attributes", "set_owner_attributes")
+
+
+def _hidden_block(moment: Moment, ours: State) -> tuple[str, int] | None:
+    """Return the CIDR of a block with somebody in the address of this step that upstream does not find, and its prefix.
+
+    It looks only where the enabled pool of the address has a block today.
+    """
+    text = (moment.step.error or {}).get("text", "")
+    lost = ("No valid IPPool", "is not in a configured pool", "with error: <nil>")
+    if moment.step.op not in LOOKS or not any(words in text for words in lost):
+        return None
+    for _, block in blocks(ours):
+        if _holds(block, patch.canonical(moment.step.args["ip"])):
+            cidr = parse_network(block["cidr"])
+            ordinal = int(parse_network(moment.step.args["ip"]).network_address) - int(cidr.network_address)
+            now = matured(block, (ours.get(CONFIG) or {}).get("ipCooldownSeconds", 0), moment.step.now)
+            return (block["cidr"], cidr.prefixlen) if now["allocations"][ordinal] is not None else None
+    return None
+
+
+def looks_too_narrowly(moment: Moment, ours: State) -> bool:
+    return _hidden_block(moment, ours) is not None
+
+
+def as_if_pooled(moment: Moment, expected: Expectation, ours: State) -> None:
+    """As if the block were one of an enabled pool of its own, and no other pool were there."""
+    found = _hidden_block(moment, ours)
+    assert found is not None
+    pools = {key: ours[key] for key in ours if key.startswith(patch.RESOURCES + "ippools/")}
+    own = {"kind": "IPPool", "metadata": {"name": "own"}, "spec": {"cidr": found[0], "blockSize": found[1]}}
+    key = patch.RESOURCES + "ippools/own"
+    _take(expected, rerun(moment, {k: v for k, v in ours.items() if k not in pools} | {key: own}, ()), moment)
+    expected.after = {k: v for k, v in expected.after.items() if k != key} | pools
 
 
 # --- handles and reads --------------------------------------------------------------------------------------

@@ -70,7 +70,7 @@ def test_pool_space(world: Cluster, reserved: list[str], blocks: list[str], expe
     assert counts(usage(world).pools[0]) == expected
 
 
-def test_ipv6_pools_are_counted_exactly(world: Cluster) -> None:
+def test_l19_ipv6_pools_are_counted_exactly(world: Cluster) -> None:
     """Upstream saturates at 2^63-1 and wraps to negative numbers as soon as there is a block (P36)."""
     world.pool("huge", "fd00::/48")
     world.pool("all", "fc00::/8")
@@ -86,7 +86,7 @@ def test_ipv6_pools_are_counted_exactly(world: Cluster) -> None:
     assert everything["huge"].reserved == 1 << 64
 
 
-def test_cooling_addresses_are_in_use_and_counted_apart(world: Cluster) -> None:
+def test_l19_cooling_addresses_are_in_use_and_counted_apart(world: Cluster) -> None:
     world.pool("pool-1", "10.0.0.0/24", 26)
     world.configure(cooldown_seconds=60)
     first, second, _ = world.auto(3, handle="h")
@@ -96,7 +96,7 @@ def test_cooling_addresses_are_in_use_and_counted_apart(world: Cluster) -> None:
     assert (pool.blocks[0].in_use, pool.blocks[0].cooling) == (3, 2)
 
 
-def test_blocks_in_no_pool(world: Cluster) -> None:
+def test_l19_blocks_in_no_pool(world: Cluster) -> None:
     world.pool("pool-1", "10.0.0.0/24", 26)
     assert [pool.orphans for pool in usage(world).pools] == [False, True]
     world.block("10.9.0.0/26", owner="node-1")
@@ -119,7 +119,7 @@ def test_a_block_goes_to_the_first_pool_it_overlaps(world: Cluster) -> None:
     assert homes == {"a-pool": ["10.0.0.0/26"], "b-pool": ["10.0.0.192/26"]}
 
 
-def test_named_pools(world: Cluster) -> None:
+def test_l19_pools_by_name(world: Cluster) -> None:
     world.pool("pool-1", "10.0.0.0/24")
     world.pool("pool-2", "10.1.0.5/24")
     world.block("10.9.0.0/26", owner="node-1")
