@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from calico_ipam.datastore.api import Delete, Entry, Update
+from calico_ipam.datastore.api import Delete, Entry, Update, lost
 from calico_ipam.engine.affinity_release import release_affinity as release_one
 from calico_ipam.engine.claim import LOST, claim_block
 from calico_ipam.engine.results import ClaimResult
@@ -18,6 +18,7 @@ from calico_ipam.errors import (
     IPAMError,
     NotFound,
     NotSupported,
+    OutcomeUnknown,
     RefusedError,
     RetriesExhausted,
     StoreDamaged,
@@ -89,17 +90,18 @@ def release_affinity(engine: Engine, cidr: Network, owner: BlockOwner, *, must_b
 
 
 def _release_patiently(engine: Engine, owner: BlockOwner, cidr: Network, *, must_be_empty: bool) -> bool:
-    """Release one block, again after each lost race. False: it belongs to somebody else."""
+    """Release one block, again after each lost race or lost answer. False: it belongs to somebody else."""
     for _ in engine.retry.tries(f"releasing block {cidr}"):
         try:
             release_one(engine, owner, cidr, must_be_empty=must_be_empty)
-        except Conflict as error:
-            log.debug("releasing %s: %s; trying again", cidr, error)
-            continue
         except BlockClaimConflict:
             return False
-        except NotFound:
-            return True
+        except (Conflict, NotFound, OutcomeUnknown) as error:
+            if isinstance(error, NotFound) and lost(error) is None:
+                return True  # there was neither row nor block of the owner
+            # What went while it was written may have been half of it: only a new look tells what is left.
+            log.debug("releasing %s: %s; looking again", cidr, error)
+            continue
         return True
     raise AssertionError("tries() never ends quietly")
 

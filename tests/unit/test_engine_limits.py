@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from calico_ipam.datastore.api import Deadline, Delete, Update
+from calico_ipam.datastore.api import Datastore, Deadline, Delete, Update, Write
 from calico_ipam.datastore.documents import DocumentStore, RawWrite
 from calico_ipam.datastore.paths import path_of
 from calico_ipam.engine.client import IPAM
@@ -22,6 +22,7 @@ from calico_ipam.errors import (
     InvalidInput,
     MaxAllocReached,
     NotFound,
+    OutcomeUnknown,
     RetriesExhausted,
     StoreError,
 )
@@ -29,7 +30,7 @@ from calico_ipam.model.addresses import Network, overlaps, parse_address, parse_
 from calico_ipam.model.affinity import HOST, BlockOwner
 from calico_ipam.model.block import Block, ReleaseOption
 from calico_ipam.model.handle import Handle
-from calico_ipam.model.keys import BlockKey, ConfigKey, HandleKey
+from calico_ipam.model.keys import AffinityKey, BlockKey, ConfigKey, HandleKey
 from tests.cluster import Cluster, ManualClock, cluster
 from tests.faulty import Fault, FaultyStore
 from tests.invariants import violations
@@ -171,6 +172,31 @@ def test_l8_a_block_without_a_row_can_be_released_and_reclaimed(world: Cluster) 
         world.block(cidr, owner="node-2", row=None)
     world.configure(strict_affinity=True)
     assert len(world.auto()) == 1
+
+
+def test_l8_a_row_that_vanishes_while_its_block_is_released(world: Cluster) -> None:
+    """What is missing when it is written is no proof that all of it is gone."""
+
+    def drop(store: Datastore, write: Write) -> None:
+        store.commit(Delete(store.get(write.key)))
+
+    world.block(OWN, owner="node-1")
+    gone = Fault("conflict", write=1, where=lambda s: isinstance(s, AffinityKey), rival=drop)
+    store = FaultyStore(world.store.inner, gone)
+    IPAM(store, clock=world.clock).release_host_affinities(BlockOwner(HOST, "node-1"), must_be_empty=True)
+    assert store.struck()
+    assert (world.blocks(), world.rows()) == ({}, {})
+
+
+@pytest.mark.parametrize("kind", ["lost", "before"])
+def test_l31_a_release_of_a_block_whose_answer_was_lost_is_looked_up(world: Cluster, kind: str) -> None:
+    world.block(OWN, owner="node-1")
+    error = None if kind == "lost" else lambda: OutcomeUnknown("no answer")
+    fault = Fault(kind, write=1, where=lambda s: isinstance(s, BlockKey), error=error)  # type: ignore[arg-type]  # of two kinds
+    store = FaultyStore(world.store.inner, fault)
+    IPAM(store, clock=world.clock).release_affinity(parse_network(OWN), BlockOwner(HOST, "node-1"), must_be_empty=True)
+    assert store.struck()
+    assert (world.blocks(), world.rows()) == ({}, {})
 
 
 def test_l9_an_empty_block_of_nobody_is_taken_over(world: Cluster) -> None:
