@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -35,6 +34,8 @@ def _told(request: Request, error: Exception) -> CNIError:
     """Return what the runtime hears of an error; a defect leaves its trace in the log, not in the answer."""
     if isinstance(error, IPAMError | DataplaneError):
         return cni_error(error)
+    import traceback
+
     log = Log(_logger(request))
     trace = "".join(traceback.format_exception(error))
     log.error("The plugin failed in a way that is a defect of it", command=request.command, trace=trace)

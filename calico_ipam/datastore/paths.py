@@ -6,10 +6,10 @@ Paths are compared byte by byte, so a list is in lexicographic order: ``10.0.0.1
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from calico_ipam.errors import InvalidInput
 from calico_ipam.model.addresses import parse_network
-from calico_ipam.model.affinity import HOST, VIRTUAL, BlockOwner
 from calico_ipam.model.keys import (
     Affinities,
     AffinityKey,
@@ -25,6 +25,9 @@ from calico_ipam.model.keys import (
     Scope,
 )
 from calico_ipam.model.resource import NAMESPACED
+
+if TYPE_CHECKING:
+    from calico_ipam.model.affinity import BlockOwner
 
 IPAM_ROOT = "/calico/ipam/v2/"
 ASSIGNMENT = IPAM_ROOT + "assignment/"
@@ -118,7 +121,7 @@ def _path(key: Key) -> str:
         case ConfigKey():
             return CONFIG
         case HostKey(host):
-            return f"{IPAM_ROOT}{HOST}/{_segment(host, key)}"
+            return f"{IPAM_ROOT}host/{_segment(host, key)}"
         case ResourceKey(kind, name, namespace):
             name = _segment(name, key)
             if kind in NAMESPACED:
@@ -165,6 +168,8 @@ def _ipam_key(parts: list[str]) -> Key | None:
         case ["assignment", "ipv4" | "ipv6", "block", text]:
             return _with_cidr(None, text)
         case [("host" | "virtual") as kind, host, "ipv4" | "ipv6", "block", text] if host:
+            from calico_ipam.model.affinity import BlockOwner  # only who reads such rows pays for it
+
             return _with_cidr(BlockOwner(kind, host), text)
         case ["handle", handle]:
             return HandleKey(handle)
@@ -203,7 +208,7 @@ def ranges_of(scope: Scope) -> tuple[PathRange, ...]:
             return (PathRange.below(ASSIGNMENT if version is None else f"{ASSIGNMENT}ipv{version}/"),)
         case Affinities(kind, host, version):
             # Without a kind, both: upstream's list overlooks the rows of virtual owners (datastore §14.9).
-            kinds = (HOST, VIRTUAL) if kind is None else (kind,)
+            kinds = ("host", "virtual") if kind is None else (kind,)
             return tuple(PathRange.below(_affinity_prefix(k, host, version)) for k in kinds)
         case Handles():
             return (PathRange.below(HANDLE),)

@@ -65,6 +65,8 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class _Setting:
+    """Where one field of Settings may be written."""
+
     name: str  #: of the field of Settings
     variables: tuple[str, ...] = ()  #: environment variables in order, each looked for with CALICO_ in front first
     file_key: str = ""

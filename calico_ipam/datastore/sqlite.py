@@ -6,7 +6,6 @@ whole store, as etcd's is.
 
 from __future__ import annotations
 
-import random
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -121,7 +120,9 @@ class SQLiteStore(DocumentStore):
                 except BaseException:
                     session.abandon()
                     raise
-            wait = random.uniform(pause / 2, pause)
+            from random import uniform  # a millisecond that only they pay who must wait
+
+            wait = uniform(pause / 2, pause)
             if deadline.remaining() <= wait:
                 raise StoreUnavailable(
                     f"cannot {doing} the datastore {self.path}: another process keeps it locked",

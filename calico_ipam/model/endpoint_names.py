@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from hashlib import sha1
 from urllib.parse import quote
 
 from calico_ipam.errors import InvalidInput
@@ -129,6 +128,8 @@ def invalid_field(field: str, value: str | None, reason: str) -> InvalidInput:
 
 def veth_name_for_workload(namespace: str, pod: str, prefixes: str = DEFAULT_INTERFACE_PREFIX) -> str:
     """Return the host interface of a pod. ``prefixes`` is Felix's list, separated by commas; the first one counts."""
+    from hashlib import sha1  # 4 ms, and only pods have such names
+
     # Names that came from the environment may hold bytes that are no UTF-8; they are hashed as they are.
     text = f"{namespace}.{pod}".encode("utf-8", "surrogateescape")
     digest = sha1(text, usedforsecurity=False).hexdigest()

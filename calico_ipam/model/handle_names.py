@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from base64 import urlsafe_b64encode
-from hashlib import sha256
-
 from calico_ipam.errors import InvalidInput
 from calico_ipam.model.names import DEFAULT_NETWORK
 
@@ -64,6 +61,9 @@ def length_limited(prefix: str, suffix: str, longest: int) -> str:
     if length < longest or (length == longest and not suffix.startswith(_SHORTENED)):
         return prefix + suffix
     room = longest - len(prefix.encode()) - len(_SHORTENED)
+    from base64 import urlsafe_b64encode
+    from hashlib import sha256
+
     digest = urlsafe_b64encode(sha256(suffix.encode()).digest()).decode().rstrip("=")
     if not 1 <= room <= len(digest):
         raise InvalidInput(

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class BlockKey:
+    """A block, by its CIDR."""
+
     cidr: Network
 
     def __str__(self) -> str:
@@ -24,6 +26,8 @@ class BlockKey:
 
 @dataclass(frozen=True, slots=True)
 class AffinityKey:
+    """Who may take addresses of a block, and which."""
+
     owner: BlockOwner
     cidr: Network
 
@@ -33,6 +37,8 @@ class AffinityKey:
 
 @dataclass(frozen=True, slots=True)
 class HandleKey:
+    """What one holder has, by the ID it gave."""
+
     id: str
 
     def __str__(self) -> str:
@@ -41,6 +47,8 @@ class HandleKey:
 
 @dataclass(frozen=True, slots=True)
 class ConfigKey:
+    """The settings of IPAM; there is one of them."""
+
     def __str__(self) -> str:
         return "IPAMConfigKey()"
 
@@ -57,6 +65,8 @@ class HostKey:
 
 @dataclass(frozen=True, slots=True)
 class ResourceKey:
+    """A v3 resource; ``namespace`` is empty for the kinds that have none."""
+
     kind: str
     name: str
     namespace: str = ""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from calico_ipam.errors import InvalidInput, IPAMError, NoQualifiedPool
 from calico_ipam.model.addresses import WIDTH, Address, Network, contains, network_of, parse_network
-from calico_ipam.model.block import HostReserved
 from calico_ipam.model.resource import Resource, mapping
-from calico_ipam.model.selector import parse_selector
+
+if TYPE_CHECKING:
+    from calico_ipam.model.block import HostReserved
 
 WORKLOAD = "Workload"
 TUNNEL = "Tunnel"
@@ -23,6 +24,16 @@ DEFAULT_BLOCK_SIZE = {4: 26, 6: 122}
 BLOCK_SIZE_RANGE = {4: (20, 32), 6: (116, 128)}
 #: what is used although it could not be configured today: blocks of up to 2^16 addresses
 LARGEST_BLOCK_BITS = 16
+EVERYTHING = "all()"
+
+
+
+def _selects(selector: str, labels: Mapping[str, str]) -> bool:
+    if selector == EVERYTHING:
+        return True  # nearly every pool's; the language is not even imported for it
+    from calico_ipam.model.selector import parse_selector
+
+    return parse_selector(selector).matches(labels)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +47,7 @@ class Pool:
     disabled: bool = False
     deleting: bool = False
     not_allocatable: str = ""  #: reason of a condition Allocatable=False
-    node_selector: str = "all()"
+    node_selector: str = EVERYTHING
     namespace_selector: str = ""
     allowed_uses: tuple[str, ...] = (WORKLOAD, TUNNEL)
     assignment_mode: str = AUTOMATIC
@@ -75,7 +86,7 @@ class Pool:
             disabled=spec.get("disabled") is True,
             deleting=bool(resource.metadata.get("deletionTimestamp")),
             not_allocatable=refused,
-            node_selector=str(spec.get("nodeSelector") or "all()"),
+            node_selector=str(spec.get("nodeSelector") or EVERYTHING),
             namespace_selector=str(spec.get("namespaceSelector") or ""),
             allowed_uses=tuple(str(u) for u in uses) if isinstance(uses, list) and uses else (WORKLOAD, TUNNEL),
             assignment_mode=str(spec.get("assignmentMode") or AUTOMATIC),
@@ -102,11 +113,11 @@ class Pool:
 
     def selects_node(self, labels: Mapping[str, str]) -> bool:
         """Raises InvalidInput when the node selector does not parse."""
-        return parse_selector(self.node_selector).matches(labels)
+        return _selects(self.node_selector, labels)
 
     def selects_namespace(self, labels: Mapping[str, str]) -> bool:
         """An empty selector takes any namespace. Raises InvalidInput when the selector does not parse."""
-        return not self.namespace_selector or parse_selector(self.namespace_selector).matches(labels)
+        return not self.namespace_selector or _selects(self.namespace_selector, labels)
 
 
 def parse_pools(resources: Iterable[Resource]) -> tuple[list[Pool], list[tuple[str, str]]]:

@@ -142,6 +142,8 @@ def test_status_loads_neither_links_nor_results(program: str, netconf: dict[str,
     modules = run(program, environ=attachment("STATUS"), stdin=netconf).modules
     assert "calico_cni.dispatch" in modules
     assert not {"calico_cni.dataplane.api", "calico_cni.results", "subprocess"} & modules
+    # Making the classes of values that nobody reads costs more than reading those that somebody does.
+    assert not {"calico_ipam.model.block", "calico_ipam.model.affinity", "calico_ipam.model.selector"} & modules
 
 
 @pytest.mark.parametrize(("program", "verb", "allowed"), LOADS)
@@ -157,8 +159,29 @@ def test_version_loads_almost_nothing_of_ours() -> None:
     modules = run("calico", environ={"CNI_COMMAND": "VERSION"}).modules
     ours = {module for module in modules if module.startswith(("calico_", "calico."))}
     expected = {"calico_cni", "calico_cni.entry", "calico_cni.errors", "calico_cni.gojson", "calico_cni.protocol"}
-    assert ours == expected | {"calico_ipam", "calico_ipam.errors"}
+    assert ours == expected | {"calico_cni.startup", "calico_ipam", "calico_ipam.errors"}
     assert not {"logging", "socket", "subprocess", "pathlib", "ipaddress", "sqlite3"} & modules
+
+
+@pytest.mark.parametrize("verb", ["VERSION", "STATUS"])
+def test_inspect_is_a_stand_in_that_nobody_needed(verb: str, netconf: dict[str, Any]) -> None:
+    modules = run("calico", environ=attachment(verb), stdin=netconf).modules
+    assert "inspect" in modules and not {"ast", "dis"} & modules, "a dataclass on the way has no docstring"
+
+
+def test_who_needs_a_postponed_module_gets_the_whole_of_it() -> None:
+    program = (
+        "import calico_cni.startup, sys, inspect as early\n"
+        "assert 'dis' not in sys.modules\n"
+        "assert early.signature(len).parameters and 'dis' in sys.modules\n"
+        "import inspect as late\n"
+        "assert late is not early and late.__file__ and early.isclass is late.isclass\n"
+        "from inspect import getsource\n"
+        "calico_cni.startup.postpone('inspect')\n"
+        "assert sys.modules['inspect'] is late\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_the_version_is_the_packages() -> None:
