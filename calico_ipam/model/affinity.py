@@ -8,7 +8,6 @@ from typing import Any
 
 HOST = "host"
 VIRTUAL = "virtual"
-LOAD_BALANCER = "load-balancer"
 
 PENDING = "pending"
 CONFIRMED = "confirmed"

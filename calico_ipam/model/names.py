@@ -21,7 +21,6 @@ MAX_OBJECT_NAME = 253  # bytes; the name of an affinity row of exactly this leng
 
 _HASH_CHARACTERS = 11
 _DASHED = str.maketrans("./:", "---")
-_NETWORK_NAME = re.compile(r"[a-zA-Z0-9_.-]+")
 _DNS_LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _DNS_SUBDOMAIN = re.compile(rf"{_DNS_LABEL}(\.{_DNS_LABEL})*")
 _HEX = re.compile(r"[0-9a-fA-F]{32}")
@@ -118,16 +117,6 @@ def check_object_name(name: str, what: str) -> None:
             " or a part between dots begins or ends with '-'",
             subject=name,
             hint="Choose a network name without such characters; '_' in particular works with etcd and SQLite only.",
-        )
-
-
-def check_network_name(name: str) -> None:
-    """Raise InvalidInput unless a CNI network name is made of letters, digits, ``_``, ``.`` and ``-`` (§2.6)."""
-    if not _NETWORK_NAME.fullmatch(name):
-        raise InvalidInput(
-            f"invalid characters found in network name: {name!r}",
-            subject=name,
-            hint="Use letters, digits, '_', '.' and '-' only.",
         )
 
 

@@ -31,7 +31,6 @@ from calico_ipam.model.names import (
     affinity_name,
     affinity_selector,
     check_handle_name,
-    check_network_name,
     cidr_name,
     convert_uid,
     handle_name,
@@ -123,20 +122,6 @@ def test_illegal_handle_names_are_refused_with_a_way_out(handle: str) -> None:
         check_handle_name(handle)
     assert repr(handle) in str(caught.value)
     assert caught.value.hint
-
-
-@pytest.mark.parametrize(("name", "legal"), [("k8s-pod-network", True), ("a_b.C-9", True), ("a b", False), ("", False)])
-def test_network_name(name: str, legal: bool) -> None:
-    if legal:
-        check_network_name(name)
-    else:
-        with pytest.raises(InvalidInput, match="invalid characters found in network name"):
-            check_network_name(name)
-
-
-def test_network_name_ends_where_the_text_ends() -> None:
-    with pytest.raises(InvalidInput):
-        check_network_name("net\n")
 
 
 @pytest.mark.parametrize(
