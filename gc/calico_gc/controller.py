@@ -241,9 +241,9 @@ class Controller:
 
     def _release_leaks(self, now: Moment) -> None:
         releases = [action for action in self.busy.values() if isinstance(action, Release)]
-        taken = {a.block for action in releases for a in action.group.allocations}
+        taken = {block for action in releases for block in action.group.blocks}
         waiting = {key[1] for key in self.backoff.waiting(now.mono) if key[0] == "release"}
-        groups, held = decide.group_leaks(self.state, taken | waiting, self.options.most_releases)
+        groups, held = decide.group_leaks(self.state, taken | waiting, self.options.most_releases, self.held)
         for group in groups:
             self._start(Release(group, self.options.rules), now)
         self.held = tuple(held)

@@ -253,15 +253,12 @@ class Group:
 
     allocations: tuple[Allocation, ...]
     suspicions: Mapping[AllocationKey, Suspicion]
+    blocks: tuple[str, ...]
 
     @property
     def key(self) -> str:
         """What failures are counted by: the block of its first address."""
-        return self.allocations[0].block
-
-    @property
-    def blocks(self) -> list[str]:
-        return list(dict.fromkeys(a.block for a in self.allocations))
+        return self.blocks[0]
 
 
 class Confirmed(Protocol):
@@ -276,16 +273,21 @@ class Confirmed(Protocol):
     def all_confirmed(self, handle: str) -> bool: ...
 
 
-def group_leaks(state: Confirmed, busy: Collection[str], limit: int) -> tuple[list[Group], list[AllocationKey]]:
+def group_leaks(
+    state: Confirmed, busy: Collection[str], limit: int, held_before: Collection[AllocationKey] = ()
+) -> tuple[list[Group], list[AllocationKey]]:
     """Return what can be released now, and what is held because its handle has an address that is alive (gc §8).
 
-    ``busy``: blocks that are being worked on. At most ``limit`` addresses are taken, but a handle is never cut.
+    ``busy``: blocks that are being worked on; they are passed over quickly, since this is asked again with each answer
+    while thousands wait. At most ``limit`` addresses are taken, but a handle is never cut.
     """
-    held: list[AllocationKey] = []
+    held = [key for key in held_before if key[0] in busy and key in state.confirmed]
     joined = _Joined()
     chosen: dict[str, list[Allocation]] = {}
     taken = 0
     for key in state.confirmed:
+        if key[0] in busy:
+            continue
         allocation = state.allocation(key)
         if allocation is None:
             continue
@@ -304,7 +306,12 @@ def group_leaks(state: Confirmed, busy: Collection[str], limit: int) -> tuple[li
     for allocations in chosen.values():
         for allocation in allocations:
             groups.setdefault(joined.root(allocation.block), []).append(allocation)
-    return [Group(tuple(group), {a.key: state.suspects[a.key] for a in group}) for group in groups.values()], held
+    return [_group(group, state.suspects) for group in groups.values()], held
+
+
+def _group(allocations: Sequence[Allocation], suspects: Mapping[AllocationKey, Suspicion]) -> Group:
+    blocks = tuple(dict.fromkeys(a.block for a in allocations))
+    return Group(tuple(allocations), {a.key: suspects[a.key] for a in allocations}, blocks)
 
 
 class _Joined:

@@ -123,7 +123,7 @@ class Pod:
 
     def has(self, address: Address) -> bool:
         """Tell whether the pod reports ``address``. Text that is no address may mean any of them (gc §7.9)."""
-        return any(_same(text, address) for text in self.ips)
+        return str(address) in self.ips or any(_same(text, address) for text in self.ips)
 
     def has_secondary(self, address: Address) -> bool:
         """Tell whether ``address`` is, or may be, one on a further network (limit U17)."""

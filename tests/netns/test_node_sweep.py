@@ -47,7 +47,8 @@ class Api:
         if request.path == f"/api/v1/nodes/{NODE}":
             ready = {"type": "Ready", "status": "True", "lastTransitionTime": format_time(self.ready_since)}
             return {"status": {"conditions": [ready]}}
-        return {"items": self.slices if "endpointslices" in request.path else self.pods, "metadata": {}}
+        kind, items = ("EndpointSlice", self.slices) if "endpointslices" in request.path else ("Pod", self.pods)
+        return {"kind": f"{kind}List", "items": items, "metadata": {}}
 
 
 @dataclass

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from calico_gc import intake
+from calico_gc import decide, intake
 from calico_gc.decide import Rules
 from calico_gc.facts import VirtualMachines
 from calico_gc.intake import Change
 from calico_gc.options import Options
 from calico_gc.suspicion import VM_GONE
+from calico_gc.timing import moment
 from calico_gc.upstream_metrics import lines
 from calico_gc.view import view_of
 
@@ -440,6 +441,28 @@ def test_all_of_a_handle_or_nothing() -> None:
     world.run(10)
     assert (held(world, "10.0.0.0/30"), held(world, "fd00::/126")) == (set(), set())
     assert H1 not in world.state.by_handle
+
+
+def test_what_is_held_stays_told_while_its_block_is_worked_on() -> None:
+    """A block may be busy with other leaks of it; thousands may wait meanwhile and are passed over."""
+    world = World()
+    world.node("n1")
+    running_pod(world, "dual", "n1", "10.0.0.1")
+    held_by = {
+        1: ("dual", pod_attrs("n1", "dual")),
+        2: ("dual", pod_attrs("n1", "dual")),
+        3: (H1, pod_attrs("n1", "p")),
+    }
+    add_block(world, "10.0.0.0/29", "n1", held_by)
+    world.start()
+    world.clock.advance(5)
+    world.controller.tick()
+    world.controller._scan(moment(world.clock))
+    groups, held_now = decide.group_leaks(world.state, (), 100)
+    assert [[a.address.packed[3] for a in group.allocations] for group in groups] == [[3]]
+    assert held_now == [("10.0.0.0/29", 2)]
+    assert decide.group_leaks(world.state, {"10.0.0.0/29"}, 100, held_now) == ([], held_now)
+    assert decide.group_leaks(world.state, {"10.0.0.0/29"}, 100) == ([], [])
 
 
 def test_an_unknown_handle_is_not_confirmed() -> None:
