@@ -63,6 +63,7 @@ def _names(context: click.Context, kind: str) -> list[str]:
 
     session = context.find_object(Session) or Session()
     session.compat = True  # notes have no place here
+    session.patience = PATIENCE
     root: dict[str, Any] = context.find_root().params
     session.datastore = session.datastore or root.get("datastore")
     store = session.store.within(Deadline.after(PATIENCE))

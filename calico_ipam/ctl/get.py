@@ -211,11 +211,12 @@ def resources_of(session: Session) -> Resources:
     from calico_ipam.engine.resources import Resources
 
     try:
-        engine = session.engine
+        session.open()
     except IPAMError as error:
         raise Told(
             str(error), exact=f"Failed to create Calico API client: {error}", hint=error.hint, on_stdout=True
         ) from None
+    engine = session.engine
     atomic = session.store.capabilities.atomic
     return Resources(engine, stored_configuration=session.compat and atomic, server_rules=session.compat and not atomic)
 

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from calico_ipam.datastore.settings import Settings
     from calico_ipam.engine.client import IPAM
     from calico_ipam.engine.world import Engine
+    from calico_ipam.model.resource import Resource
+
+#: seconds in which the server of a datastore must answer the first time; upstream waits for etcd for ever (cli §1.4)
+PATIENCE = 8.0
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -37,16 +41,55 @@ class Session:
         self.kube_context: str | None = None
         self.environ: Mapping[str, str] = os.environ
         self.makes_store = False
+        self.patience = PATIENCE
         self._settings: Settings | None = None
-        self._store: Datastore | None = None
+        self._opened: Datastore | None = None
+        self._greeted = False
+        self._cluster: Resource | None = None
 
     @property
     def store(self) -> Datastore:
-        """The datastore, opened at the first use."""
-        if self._store is None:
+        """The datastore, opened at the first use. Raises TransientError soon when its server does not answer."""
+        from calico_ipam.errors import IPAMError, TransientError
+
+        opened = self.open()
+        if not self._greeted and self.settings.datastore_type != "sqlite":
+            try:
+                self.cluster()
+            except TransientError:
+                raise
+            except IPAMError:
+                self._greeted = True  # it answers; what it says of this one object is for those who ask for it
+        return opened
+
+    def cluster(self) -> Resource | None:
+        """Return what the cluster says about itself, as read at the first contact; None when it says nothing."""
+        from calico_ipam.datastore.api import Deadline
+        from calico_ipam.errors import DeadlineExceeded, NotFound, StoreUnavailable
+        from calico_ipam.model.keys import ResourceKey
+        from calico_ipam.model.resource import CLUSTER_INFORMATION
+
+        if not self._greeted:
+            hurried = self.open().within(Deadline.after(self.patience))
+            try:
+                self._cluster = hurried.get(ResourceKey(CLUSTER_INFORMATION, "default")).value
+            except NotFound:
+                self._cluster = None
+            except DeadlineExceeded as error:
+                raise StoreUnavailable(
+                    f"the datastore {hurried.name} did not answer within {self.patience:g} seconds",
+                    subject=hurried.name,
+                    hint=error.hint,
+                ) from error
+            self._greeted = True
+        return self._cluster
+
+    def open(self) -> Datastore:
+        """Return the datastore; its server need not have answered yet."""
+        if self._opened is None:
             _quieten()
-            self._store = self._open()
-        return self._store
+            self._opened = self._open()
+        return self._opened
 
     @property
     def settings(self) -> Settings:
@@ -115,9 +158,9 @@ class Session:
 
     def close(self) -> None:
         """Close what was opened."""
-        if self._store is not None:
-            self._store.close()
-            self._store = None
+        if self._opened is not None:
+            self._opened.close()
+            self._opened = None
 
     def _open(self) -> Datastore:
         from calico_ipam.datastore.config import open_datastore

@@ -43,25 +43,23 @@ def check_version(session: Session, *, writes: bool) -> None:
     With ``--compat`` any difference is refused, as calicoctl does; otherwise writing to a release that this program
     does not know is, and reading one is told.
     """
-    from calico_ipam.errors import IPAMError, NotFound
+    from calico_ipam.errors import IPAMError
 
     if session.allow_version_mismatch:
         return
     try:
-        store = session.store
+        session.open()
     except IPAMError:
         return  # whoever uses the store tells it
     try:
-        spec = cluster_spec(store)
-    except NotFound:
-        return
+        found = session.cluster()
     except IPAMError as error:
         if not session.compat:
             raise
         raise Told(
             f"unable to get Cluster Information to verify version mismatch: {error}\n{_OVERRIDE}", hint=error.hint
         ) from error
-    cluster = str(spec.get("calicoVersion") or "")
+    cluster = str(found.spec.get("calicoVersion") or "") if found is not None else ""
     if cluster:
         _compare(session, cluster, writes=writes)
 
