@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -242,6 +242,43 @@ class _Ended(BaseException):
         self.number = number
 
 
+class _Signals:
+    """The signals that end a program, as _Ended, but never in the middle of what must be done as a whole."""
+
+    _NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+    def __init__(self) -> None:
+        self._before: dict[int, Any] = {}
+        self._waits = False
+        self._came: int | None = None
+
+    def __enter__(self) -> _Signals:
+        heard = [each for each in self._NUMBERS if signal.getsignal(each) != signal.SIG_IGN]  # nohup asks for that
+        self._before = {each: signal.signal(each, self._end) for each in heard}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for each, handler in self._before.items():
+            signal.signal(each, handler)
+
+    def _end(self, number: int, _frame: FrameType | None) -> None:
+        if not self._waits:
+            raise _Ended(number)
+        self._came = number
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Let the body end before a signal does."""
+        self._waits = True
+        try:
+            yield
+        finally:
+            self._waits = False
+        if self._came is not None:
+            number, self._came = self._came, None
+            raise _Ended(number)
+
+
 @contextmanager
 def _held_lock(session: Session, *, wanted: bool) -> Iterator[None]:
     """Hold the datastore's lock, and undo it however the body ends."""
@@ -249,27 +286,34 @@ def _held_lock(session: Session, *, wanted: bool) -> Iterator[None]:
         yield
         return
     from calico_ipam.ctl.locking import owner_name
-    from calico_ipam.engine.lock import LockOwner, lock, unlock
+    from calico_ipam.engine.lock import LockOwner, LockState, lock
 
-    def end(number: int, _frame: FrameType | None) -> None:
-        raise _Ended(number)
-
-    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {each: signal.signal(each, end) for each in signals}
     ended: _Ended | None = None
-    try:
-        found = lock(session.engine, LockOwner(owner_name(), "ipam gc", LOCK_SECONDS))
+    with _Signals() as signals:
+        before: LockState | None = None
         try:
+            with signals.waiting():
+                before = lock(session.engine, LockOwner(owner_name(), "ipam gc", LOCK_SECONDS))
             yield
         except _Ended as error:
             ended = error
         finally:
-            if not found.locked:
-                unlock(session.engine)
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
+            if before is not None and not before.locked:
+                with suppress(_Ended), signals.waiting():
+                    _undo(session)
     if ended is not None:
         if ended.number == signal.SIGINT:
             raise KeyboardInterrupt
         signal.raise_signal(ended.number)
+        raise SystemExit(128 + ended.number)  # where somebody handles it
+
+
+def _undo(session: Session) -> None:
+    from calico_ipam.engine.lock import unlock
+    from calico_ipam.errors import IPAMError
+
+    try:
+        unlock(session.engine)
+    except IPAMError as error:
+        error.hint = "The datastore stays locked: 'ipamctl datastore unlock', as soon as it answers again."
+        raise
