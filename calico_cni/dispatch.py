@@ -12,7 +12,7 @@ from calico_cni.context import Answer, Call, Context, Verb
 from calico_cni.dataplane.errors import DataplaneError
 from calico_cni.errors import BAD_ENVIRONMENT, BAD_NETNS, CNIError, cni_error
 from calico_cni.logs import IPAM, PLUGIN, Log
-from calico_cni.protocol import ADD, CALICO_IPAM, CHECK, DEL, GC, STATUS, Request, Response
+from calico_cni.protocol import ADD, CALICO_IPAM, DEL, Request, Response
 from calico_ipam.errors import IPAMError
 
 #: Verbs for which a sandbox in the plugin's own namespace is refused before anything is done (§15.2).
@@ -98,56 +98,28 @@ def _fields(request: Request) -> Mapping[str, Any]:
 
 
 def _verb(request: Request) -> Verb:
-    """Return what does the command; imported only now, so that each verb pays for itself alone."""
-    found = _ipam_verb(request.command) if request.program == CALICO_IPAM else _calico_verb(request.command)
-    if found is None:
-        raise CNIError(f"unknown CNI_COMMAND: {request.command}", code=BAD_ENVIRONMENT)
-    return found
-
-
-def _calico_verb(command: str) -> Verb | None:
-    if command == ADD:
-        from calico_cni.plugin.add import add
-
-        return add
-    if command == DEL:
-        from calico_cni.plugin.delete import delete
-
-        return delete
-    if command == CHECK:
-        from calico_cni.plugin.check import check
-
-        return check
-    if command == GC:
-        from calico_cni.plugin.gc import collect
-
-        return collect
-    if command == STATUS:
-        from calico_cni.plugin.status import status
-
-        return status
-    return None
-
-
-def _ipam_verb(command: str) -> Verb | None:
-    if command == ADD:
-        from calico_cni.ipam.add import add
-
-        return add
-    if command == DEL:
-        from calico_cni.ipam.delete import delete
-
-        return delete
-    if command == CHECK:
-        from calico_cni.ipam.check import check
-
-        return check
-    if command == GC:
-        from calico_cni.ipam.gc import collect
-
-        return collect
-    if command == STATUS:
-        from calico_cni.ipam.status import status
-
-        return status
-    return None
+    """Return what does the command; imported only now, so that each verb pays for itself alone. Raises CNIError."""
+    match request.program, request.command:
+        case protocol.CALICO, protocol.ADD:
+            from calico_cni.plugin.add import add as verb
+        case protocol.CALICO, protocol.DEL:
+            from calico_cni.plugin.delete import delete as verb
+        case protocol.CALICO, protocol.CHECK:
+            from calico_cni.plugin.check import check as verb
+        case protocol.CALICO, protocol.GC:
+            from calico_cni.plugin.gc import collect as verb
+        case protocol.CALICO, protocol.STATUS:
+            from calico_cni.plugin.status import status as verb
+        case protocol.CALICO_IPAM, protocol.ADD:
+            from calico_cni.ipam.add import add as verb
+        case protocol.CALICO_IPAM, protocol.DEL:
+            from calico_cni.ipam.delete import delete as verb
+        case protocol.CALICO_IPAM, protocol.CHECK:
+            from calico_cni.ipam.check import check as verb
+        case protocol.CALICO_IPAM, protocol.GC:
+            from calico_cni.ipam.gc import collect as verb
+        case protocol.CALICO_IPAM, protocol.STATUS:
+            from calico_cni.ipam.status import status as verb
+        case _:
+            raise CNIError(f"unknown CNI_COMMAND: {request.command}", code=BAD_ENVIRONMENT)
+    return verb

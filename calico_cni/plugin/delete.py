@@ -9,12 +9,13 @@ from calico_cni import timers
 from calico_cni.context import Answer, Call
 from calico_cni.dataplane.api import Dataplane, DataplaneError
 from calico_cni.delegate import IPAMDelegate
-from calico_cni.errors import TRY_AGAIN_LATER, CNIError, joined
+from calico_cni.errors import TRY_AGAIN_LATER, CNIError
 from calico_cni.identity import identify
 from calico_cni.node import require_nodename_file
+from calico_cni.plugin.deleting import delete_attachment, take_link_down
 from calico_cni.plugin.endpoint import Records, delete_endpoint, find_records
 from calico_cni.plugin.installed import completed, is_stripped
-from calico_cni.plugin.links import StaleNamespaceError, dataplane_of, remove_inside, remove_link
+from calico_cni.plugin.links import dataplane_of
 from calico_cni.plugin.outbound import masquerade_pools
 from calico_cni.plugin.readiness import check_ready
 from calico_cni.plugin.wiring import CLIENT_FAILED, host_interface
@@ -29,6 +30,7 @@ _STRIPPED = "The network configuration names no datastore, and neither does the 
 class _Attachment:
     """What DEL works on."""
 
+    call: Call
     store: Datastore
     dataplane: Dataplane
     host_name: str
@@ -53,18 +55,8 @@ def _delete(call: Call) -> Answer:
     if identify(call).for_kubernetes:
         from calico_cni.plugin.pod_delete import delete_pod
 
-        return delete_pod(call, _remove_inside)
-    with ExitStack() as stack:
-        try:
-            attachment = _look_up(call, stack)
-        except Exception:
-            _remove_inside(call)
-            raise
-        errors = _take_down(call, attachment)
-    if errors:
-        raise joined(errors)
-    call.log.info("Removed the container from the network")
-    return Answer()
+        return delete_pod(call)
+    return delete_attachment(call, _look_up, _take_down)
 
 
 def _look_up(call: Call, stack: ExitStack) -> _Attachment:
@@ -77,29 +69,13 @@ def _look_up(call: Call, stack: ExitStack) -> _Attachment:
     store = stack.enter_context(call.store(CLIENT_FAILED))
     check_ready(store, timers.RECORDS)
     _, namespace = workload_namespace(call, identity)
-    return _Attachment(store, dataplane, host_name, find_records(store, identity, namespace, host_name))
+    return _Attachment(call, store, dataplane, host_name, find_records(store, identity, namespace, host_name))
 
 
-def _remove_inside(call: Call) -> None:
-    """Remove the sandbox's link although nothing else can be done now; its record and address wait for the next DEL."""
-    try:
-        remove_inside(call, dataplane_of(call), {host_interface(call, identify(call))})
-    except (CNIError, DataplaneError) as error:
-        call.log.warning("Could not remove the link inside the sandbox", netns=call.request.netns, error=error)
-
-
-def _take_down(call: Call, attachment: _Attachment) -> list[Exception]:
+def _take_down(attachment: _Attachment) -> list[Exception]:
     """Remove link, record and address in that order; return what went wrong on the way."""
-    errors: list[Exception] = []
-    records = attachment.records
-    try:
-        remove_link(call, attachment.dataplane, attachment.host_name, records)
-    except StaleNamespaceError as stale:
-        errors.append(stale.cause)
-    except DataplaneError as error:
-        # An address whose link still stands must not be given to anybody else (rulings 5).
-        hint = "The link still stands, so its address stays assigned; repeat DEL when the link can be removed."
-        return [CNIError(str(error), f"{error.hint} {hint}".strip())]
+    call, records = attachment.call, attachment.records
+    errors = take_link_down(call, attachment.dataplane, attachment.host_name, records)
     if records.own is not None:
         delete_endpoint(attachment.store, records.own, call.request.container_id)
     if records.siblings:
@@ -113,13 +89,13 @@ def _take_down(call: Call, attachment: _Attachment) -> list[Exception]:
     except CNIError as error:
         errors.append(error)
     if call.conf.nat_outgoing:
-        _refresh_masquerading(call, attachment)
+        _refresh_masquerading(attachment)
     return errors
 
 
-def _refresh_masquerading(call: Call, attachment: _Attachment) -> None:
+def _refresh_masquerading(attachment: _Attachment) -> None:
     """Let the rules follow the pools; they matter to others, so a failure does not hold up this sandbox's end."""
     try:
         masquerade_pools(attachment.store, attachment.dataplane)
     except (IPAMError, DataplaneError) as error:
-        call.log.warning("Could not bring the masquerading of pools up to date", error=error)
+        attachment.call.log.warning("Could not bring the masquerading of pools up to date", error=error)

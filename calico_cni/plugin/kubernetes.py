@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from ipaddress import IPv4Network, IPv6Network
 
 from calico_cni.context import Answer, Call
 from calico_cni.dataplane.api import HostLink, LinkRequest, Peer
@@ -12,21 +11,20 @@ from calico_cni.errors import CNIError
 from calico_cni.identity import Identity
 from calico_cni.plugin import podcidr
 from calico_cni.plugin.annotations import Wishes, wishes
+from calico_cni.plugin.connecting import DEFAULT_ROUTES, connected, link_request, single
 from calico_cni.plugin.endpoint import check_names, container_of
 from calico_cni.plugin.outbound import masquerade_pools
-from calico_cni.plugin.pod_addresses import AddressSource, Offer, single
+from calico_cni.plugin.pod_addresses import AddressSource, Offer
 from calico_cni.plugin.pod_records import PodRecord, Wired
 from calico_cni.plugin.pods import Pod, find_endpoint, read_pod
 from calico_cni.plugin.policy_wait import check_timeout, wait_for_policy
 from calico_cni.plugin.profile import ensure_pod_profile
 from calico_cni.plugin.undo import Attempt
 from calico_cni.plugin.wiring import INTERFACE_PREFIX, Wiring
-from calico_cni.results import Interface, Result, ResultInterface, ResultIP, print_result
+from calico_cni.results import Interface, print_result
 from calico_ipam.datastore.api import Datastore, Entry
 from calico_ipam.model.addresses import Address, Network
 from calico_ipam.model.endpoint_names import DEFAULT_INTERFACE_PREFIX, KUBERNETES
-
-DEFAULT_ROUTES: tuple[Network, ...] = (IPv4Network("0.0.0.0/0"), IPv6Network("::/0"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +57,7 @@ def add_pod(wiring: Wiring, store: Datastore) -> Answer:
             ensure_pod_profile(store, call.conf.name)
         if call.conf.nat_outgoing:
             masquerade_pools(store, dataplane)
-        text = print_result(_result(wiring, offer.result, addresses, link.host_name, link.mac), call.conf.version)
+        text = print_result(connected(wiring, offer.result, addresses, link), call.conf.version)
         wait_for_policy(call, endpoint, link.mac)
         attempt.commit()
     call.log.info(
@@ -153,30 +151,10 @@ def _nats(floating: Sequence[Address], addresses: Sequence[Interface]) -> tuple[
 
 
 def _link_request(wiring: Wiring, plan: _Plan, offer: Offer, addresses: Sequence[Interface]) -> LinkRequest:
-    call = wiring.call
-    prefix = call.request.environ.get(INTERFACE_PREFIX, "").partition(",")[0]
-    return LinkRequest(
-        host_name=wiring.host_name,
-        container_name=wiring.identity.ifname,
-        netns=call.request.netns,
-        addresses=addresses,
-        routes=plan.routes,
-        mtu=wiring.mtu,
-        queues=wiring.queues,
-        ip_forwarding=call.conf.allow_ip_forwarding,
+    prefix = wiring.call.request.environ.get(INTERFACE_PREFIX, "").partition(",")[0]
+    return replace(
+        link_request(wiring, addresses, may_replace=plan.replace_link, routes=plan.routes),
         mac=plan.asked.mac or None,
-        device_type=wiring.device_type,
-        replace_existing=plan.replace_link,
         host_routes=offer.host_routes,
         host_prefix=prefix or DEFAULT_INTERFACE_PREFIX,
-    )
-
-
-def _result(wiring: Wiring, ipam_result: Result, addresses: Sequence[Interface], host_name: str, mac: str) -> Result:
-    """Return the answer: what IPAM told, with the two ends of the link (§6.3 step 9)."""
-    sandbox = ResultInterface(wiring.identity.ifname, mac, wiring.mtu, wiring.call.request.netns)
-    return replace(
-        ipam_result,
-        interfaces=(ResultInterface(host_name), sandbox),
-        ips=tuple(ResultIP(address, interface=1) for address in addresses),
     )

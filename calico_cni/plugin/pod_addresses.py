@@ -17,7 +17,7 @@ from calico_cni.plugin.annotations import IP_ADDRS, Wishes
 from calico_cni.plugin.endpoint import container_of
 from calico_cni.plugin.pods import told
 from calico_cni.plugin.rewriting import with_addresses, with_stdin, with_wishes
-from calico_cni.results import Interface, Result, ResultIP
+from calico_cni.results import Result, ResultIP
 from calico_ipam.datastore.api import Datastore, Deadline, Entry
 from calico_ipam.errors import AddressInCooldown, InvalidInput, NotFound, StaleError
 from calico_ipam.model.addresses import parse_address
@@ -170,8 +170,3 @@ class AddressSource:
         return IPAM(self.store, hostname=self.identity.node, clock=self.call.context.clock).within(
             Deadline.after(timers.ALLOCATION)
         )
-
-
-def single(address: Interface) -> Interface:
-    """Return an address alone in its network, as it stands on the link."""
-    return ip_interface(address.ip)

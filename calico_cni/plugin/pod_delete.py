@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from calico_cni import timers
 from calico_cni.context import Answer, Call, Cluster
-from calico_cni.dataplane.api import Dataplane, DataplaneError, Peer
+from calico_cni.dataplane.api import Dataplane, Peer
 from calico_cni.delegate import IPAMDelegate
-from calico_cni.errors import CNIError, joined
+from calico_cni.errors import CNIError
 from calico_cni.identity import Identity, identify
 from calico_cni.node import require_nodename_file
 from calico_cni.plugin import podcidr
+from calico_cni.plugin.deleting import delete_attachment, take_link_down
 from calico_cni.plugin.endpoint import Records, container_of, delete_endpoint, find_records
-from calico_cni.plugin.links import StaleNamespaceError, dataplane_of, remove_inside, remove_link
+from calico_cni.plugin.links import dataplane_of, remove_inside
 from calico_cni.plugin.pod_records import remove_annotations
 from calico_cni.plugin.pods import bare_record
 from calico_cni.plugin.readiness import check_ready
@@ -43,19 +43,9 @@ class _Attachment:
         return container_of(self.record) if self.record is not None else ""
 
 
-def delete_pod(call: Call, remove_inside: Callable[[Call], None]) -> Answer:
-    """Take down one sandbox of a pod. ``remove_inside``: removes its own link, whatever the datastore says (§15.19)."""
-    with ExitStack() as stack:
-        try:
-            attachment = _look_up(call, stack)
-        except Exception:
-            remove_inside(call)
-            raise
-        errors = _take_down(attachment)
-    if errors:
-        raise joined(errors)
-    call.log.info("Removed the pod's sandbox from the network")
-    return Answer()
+def delete_pod(call: Call) -> Answer:
+    """Take down one sandbox of a pod."""
+    return delete_attachment(call, _look_up, _take_down)
 
 
 def _look_up(call: Call, stack: ExitStack) -> _Attachment:
@@ -89,32 +79,23 @@ def _record(store: Datastore, cluster: Cluster, identity: Identity, host_name: s
 
 def _take_down(attachment: _Attachment) -> list[Exception]:
     """Remove link, record and address in that order; return what went wrong on the way."""
-    call, errors = attachment.call, list[Exception]()
+    call = attachment.call
     if _other_interface_lives(attachment):
         # The handle has no interface in it: releasing it would take the other interface's address (§15.20).
         call.log.warning(
             "Another interface of this sandbox lives; endpoint and address are its own", link=attachment.host_name
         )
         remove_inside(call, attachment.dataplane, {attachment.host_name})
-        return errors
-    try:
-        # A record that names no container says nothing about the link.
-        remove_link(call, attachment.dataplane, attachment.host_name, Records(own=_owner(attachment)))
-    except StaleNamespaceError as stale:
-        errors.append(stale.cause)
-    except DataplaneError as error:
-        hint = "The link still stands, so its address stays assigned; repeat DEL when the link can be removed."
-        return [CNIError(str(error), f"{error.hint} {hint}".strip())]
+        return []
+    # A record that names no container says nothing about the link.
+    owner = Records(own=attachment.record if attachment.holder else None)
+    errors = take_link_down(call, attachment.dataplane, attachment.host_name, owner)
     _remove_record(attachment)
     try:
         _release(attachment)
     except CNIError as error:
         errors.append(error)
     return errors
-
-
-def _owner(attachment: _Attachment) -> Entry | None:
-    return attachment.record if attachment.holder else None
 
 
 def _other_interface_lives(attachment: _Attachment) -> bool:

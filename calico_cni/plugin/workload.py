@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from ipaddress import IPv4Network, IPv6Network, ip_interface
+from dataclasses import dataclass
+from ipaddress import ip_interface
 
 from calico_cni.args import WORKLOAD_KEYS, parse_args
 from calico_cni.context import Answer, Call
-from calico_cni.dataplane.api import LinkRequest
+from calico_cni.dataplane.api import LinkResult
 from calico_cni.delegate import IPAMDelegate
 from calico_cni.errors import CNIError
 from calico_cni.identity import Identity
 from calico_cni.netconf import wanted_addresses
+from calico_cni.plugin.connecting import connected, link_request, single
 from calico_cni.plugin.endpoint import (
     Records,
     add_profile,
@@ -29,11 +30,9 @@ from calico_cni.plugin.outbound import masquerade_pools
 from calico_cni.plugin.profile import ensure_profile
 from calico_cni.plugin.undo import Attempt
 from calico_cni.plugin.wiring import Wiring
-from calico_cni.results import Interface, Result, ResultInterface, ResultIP, print_result
+from calico_cni.results import Interface, Result, print_result
 from calico_ipam.datastore.api import Datastore, Entry
 from calico_ipam.model.resource import Resource
-
-DEFAULT_ROUTES = (IPv4Network("0.0.0.0/0"), IPv6Network("::/0"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +92,8 @@ def _repeat(wiring: Wiring, store: Datastore, own: Entry) -> Answer:
     spec = own.value.spec
     networks = spec.get("ipNetworks")
     addresses = [ip_interface(str(text)) for text in networks] if isinstance(networks, list) else []
-    host_name = str(spec.get("interfaceName") or wiring.host_name)
-    result = _result(wiring, Result(), addresses, host_name, str(spec.get("mac") or ""))
-    return Answer(print_result(result, call.conf.version))
+    link = LinkResult(str(spec.get("mac") or ""), str(spec.get("interfaceName") or wiring.host_name))
+    return Answer(print_result(connected(wiring, Result(), addresses, link), call.conf.version))
 
 
 def _connect(wiring: Wiring, store: Datastore, plan: _Plan, delegate: IPAMDelegate) -> Answer:
@@ -108,16 +106,16 @@ def _connect(wiring: Wiring, store: Datastore, plan: _Plan, delegate: IPAMDelega
         ipam_result = delegate.result_of(offered)
         if not ipam_result.ips:
             raise CNIError("IPAM plugin returned no IP addresses in result")
-        link = dataplane.add(_link_request(wiring, plan, [ip.address for ip in ipam_result.ips]))
+        addresses = [single(ip.address) for ip in ipam_result.ips]
+        link = dataplane.add(link_request(wiring, addresses, may_replace=plan.replace_link))
         attempt.link = lambda: dataplane.remove(netns, ifname, link.host_name)
-        addresses = [_single(ip.address) for ip in ipam_result.ips]
         endpoint = _endpoint(wiring, plan, addresses, link.host_name, link.mac)
         attempt.record = lambda: _forget(store, endpoint, wiring.identity.container_id)
         write_endpoint(store, endpoint, plan.records.own)
         _ensure_profile(call, store)
         if call.conf.nat_outgoing:
             masquerade_pools(store, dataplane)
-        text = print_result(_result(wiring, ipam_result, addresses, link.host_name, link.mac), call.conf.version)
+        text = print_result(connected(wiring, ipam_result, addresses, link), call.conf.version)
         attempt.commit()
     call.log.info(
         "Networked the container",
@@ -140,26 +138,6 @@ def _forget(store: Datastore, endpoint: Resource, container_id: str) -> None:
         delete_endpoint(store, stored, container_id)
 
 
-def _single(address: Interface) -> Interface:
-    """Return an address alone in its network, as it stands on the link."""
-    return ip_interface(address.ip)
-
-
-def _link_request(wiring: Wiring, plan: _Plan, addresses: Sequence[Interface]) -> LinkRequest:
-    return LinkRequest(
-        host_name=wiring.host_name,
-        container_name=wiring.identity.ifname,
-        netns=wiring.call.request.netns,
-        addresses=addresses,
-        routes=DEFAULT_ROUTES,
-        mtu=wiring.mtu,
-        queues=wiring.queues,
-        ip_forwarding=wiring.call.conf.allow_ip_forwarding,
-        device_type=wiring.device_type,
-        replace_existing=plan.replace_link,
-    )
-
-
 def _endpoint(wiring: Wiring, plan: _Plan, addresses: Sequence[Interface], host_name: str, mac: str) -> Resource:
     spec = {
         "ipNetworks": [str(address) for address in addresses],
@@ -168,13 +146,3 @@ def _endpoint(wiring: Wiring, plan: _Plan, addresses: Sequence[Interface], host_
         "mac": mac,
     }
     return new_endpoint(plan.name, plan.namespace, wiring.identity, plan.labels, spec)
-
-
-def _result(wiring: Wiring, ipam_result: Result, addresses: Sequence[Interface], host_name: str, mac: str) -> Result:
-    """Return the answer: what IPAM told, with the two ends of the link (§6.3 step 9)."""
-    sandbox = ResultInterface(wiring.identity.ifname, mac, wiring.mtu, wiring.call.request.netns)
-    return replace(
-        ipam_result,
-        interfaces=(ResultInterface(host_name), sandbox),
-        ips=tuple(ResultIP(address, interface=1) for address in addresses),
-    )
