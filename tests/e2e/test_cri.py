@@ -6,11 +6,17 @@ examples of network configurations as they stand, the shipped role, ``ipamctl in
 
 from __future__ import annotations
 
+import json
+import os
+import re
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Any
@@ -19,7 +25,9 @@ import pytest
 
 from calico_ipam.datastore.kube.store import KubernetesStore
 from calico_ipam.model.addresses import address_at
+from calico_ipam.model.endpoint_names import veth_name_for_workload
 from calico_ipam.model.keys import Blocks, Handles
+from tests.containerd import SOCKET
 from tests.cri import CRIError, CRINode, Sandbox, cri_node
 from tests.installed import EXAMPLES, PROGRAMS, plugin_folder, run
 from tests.kube_tools import KubeServer
@@ -141,8 +149,8 @@ def _machine(kube: KubeServer, name: str, folder: Path, network: Node) -> Iterat
         tunnel.close()
 
 
-def _token(kube: KubeServer) -> str:
-    path = f"/api/v1/namespaces/kube-system/serviceaccounts/{ACCOUNT}/token"
+def _token(kube: KubeServer, account: str = ACCOUNT) -> str:
+    path = f"/api/v1/namespaces/kube-system/serviceaccounts/{account}/token"
     return str(kube.create(path, {"spec": {"expirationSeconds": 7200}})["status"]["token"])
 
 
@@ -277,3 +285,97 @@ def test_the_api_server_is_down_while_a_sandbox_stops(cluster: Cluster) -> None:
 def sandbox_ip(holders: Mapping[str, str], sandbox: Sandbox) -> str:
     (ip,) = (ip for ip, holder in holders.items() if holder == sandbox.id)
     return ip
+
+
+# --- what a sandbox leaves that the runtime forgot ------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """``calico-gc node-sweep`` on a node, with the rights of its role and the node's own crictl."""
+
+    node: CRINode
+    environ: tuple[str, ...]
+    memory: Path
+
+    def run(self, *apply: str) -> set[tuple[str, str]]:
+        """Sweep; return what was confirmed: kind and name."""
+        runtime = f"{self.node.program} --runtime-endpoint=unix://{SOCKET} pods --output json"
+        options = [f"--state={self.memory}", f"--runtime-command={runtime}", "--json", *apply]
+        program = [sys.executable, "-m", "calico_gc.main", "node-sweep", f"--node={self.node.name}", *options]
+        done = subprocess.run(self.node.command("env", *self.environ, *program), capture_output=True, text=True)
+        assert done.returncode in (0, 3), done.stderr
+        assert "not known" not in done.stderr, done.stderr
+        found = json.loads(done.stdout)
+        return {(each["kind"], each["name"]) for each in found["residue"] if each["action"] != "watch"}
+
+    def wait(self) -> None:
+        """Let eleven minutes pass."""
+        document = json.loads(self.memory.read_text())
+        for seen in document["seen"]:
+            seen["first"] -= 660
+            seen["last"] -= 660
+        self.memory.write_text(json.dumps(document))
+
+
+def _sweep(cluster: Cluster, node: CRINode, folder: Path) -> Sweep:
+    kube = cluster.kube
+    kube.apply(REPOSITORY / "gc" / "deploy" / "rbac-node-sweep.yaml")
+    document = kube.get(f"/api/v1/nodes/{node.name}")
+    since = (datetime.now(UTC) - timedelta(hours=1)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    document["status"]["conditions"] = [{"type": "Ready", "status": "True", "lastTransitionTime": since}]
+    kube.done("PUT", f"/api/v1/nodes/{node.name}/status", document)
+    kubeconfig = folder / "kubeconfig"
+    plugins = (node.folder.parent / "net.d" / "calico-kubeconfig").read_text()
+    server = re.search(r"https://[0-9.:]+", plugins)
+    assert server is not None
+    kubeconfig.write_text(kube.kubeconfig(_token(kube, "calico-node-sweep"), server=server[0]))
+    environ = (f"KUBECONFIG={kubeconfig}", "DATASTORE_TYPE=kubernetes", f"CALICO_API_GROUP={kube.api_version}")
+    return Sweep(node, environ, folder / "memory.json")
+
+
+def _forgotten(sandbox: Sandbox) -> None:
+    """Take a sandbox from the runtime as a lost disk does: no CNI DEL, and nothing knows of it any more."""
+    ctr = ("ctr", f"--address={SOCKET}", "--namespace=k8s.io")
+    sandbox.node.run(*ctr, "tasks", "delete", "--force", sandbox.id)
+    sandbox.node.run(*ctr, "containers", "delete", sandbox.id)
+    sandbox.node.kill_containerd()
+    sandbox.node.start()
+    assert sandbox.id not in sandbox.node.sandboxes()
+
+
+def test_a_sandbox_that_the_runtime_forgot_is_swept_up_and_its_address_collected(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    node = cluster.one
+    kept, lost = cluster.pod(node), cluster.pod(node)
+    lives, leaked = node.run_sandbox(kept), node.run_sandbox(lost)
+    (ip,) = leaked.addresses
+    host_links = {link["ifname"] for link in node.network.links()}
+    _forgotten(leaked)
+    cluster.kube.delete(_path(lost))
+    link = veth_name_for_workload(lost["metadata"]["namespace"], lost["metadata"]["name"], "cali")
+    assert link in host_links
+
+    sweep = _sweep(cluster, node, tmp_path)
+    assert sweep.run("--apply=veth") == set(), "one look is none"
+    sweep.wait()
+    found = sweep.run("--apply=veth")
+    assert ("veth", link) in found and {kind for kind, _ in found} >= {"veth", "ipam", "cni-cache"}
+    assert not [name for kind, name in found if lives.id in name or ip_of(lives) in name], found
+    assert {link["ifname"] for link in node.network.links()} == host_links - {link}
+    assert cluster.holders()[ip] == leaked.id, "the sweep releases no address"
+    assert node.network.pings(ip_of(lives))
+
+    environ = {"KUBECONFIG": str(cluster.kube.folder / "kubeconfig"), "DATASTORE_TYPE": "kubernetes"}
+    once = ("-m", "calico_gc.main", "--once", "--leak-grace=1s", "--handle-gc=off", "--handle-repair=off")
+    environ = {**os.environ, **environ, "CALICO_API_GROUP": cluster.kube.api_version}
+    done = subprocess.run([sys.executable, *once], env=environ, capture_output=True, text=True, timeout=120)
+    assert done.returncode in (0, 3), done.stderr
+    assert cluster.holders() == {ip_of(lives): lives.id}
+    assert node.network.pings(ip_of(lives))
+    gone(lives)
+
+
+def ip_of(sandbox: Sandbox) -> str:
+    return sandbox.addresses[0]
