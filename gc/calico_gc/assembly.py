@@ -255,7 +255,7 @@ class Collector:
 
     def _configuration_changed(self, resource: Resource | None, revision: str) -> None:
         del revision
-        told = read(resource)
+        told = read(resource, (self.place.environ or {}) if self.place.drop_in else {})
         if told != self._told:
             for complaint in told.complaints if self.settings.leak_grace is None else ():
                 log.warning("%s", complaint)

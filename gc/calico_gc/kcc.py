@@ -54,20 +54,27 @@ LISTED = (
 )
 
 
+SWITCHES, DURATIONS = ("HEALTH_ENABLED", "SYNC_NODE_LABELS"), ("RECONCILER_PERIOD", "COMPACTION_PERIOD")
+TRUE, FALSE = ("1", "t", "T", "TRUE", "true", "True"), ("0", "f", "F", "FALSE", "false", "False")
+NO_ENVIRONMENT: Mapping[str, str] = {}
+
+
 @dataclass(frozen=True, slots=True)
 class Told:
     """What the resource tells the collector. ``leak_grace`` None: absent. ``metrics_port`` 0: no metrics server."""
 
     leak_grace: float | None = None
     metrics_port: int = 0
-    health: bool = True
     sync_labels: bool = True
     log_level: str = "Info"
     complaints: tuple[str, ...] = ()
 
 
-def read(resource: Resource | None) -> Told:
-    """Return what a stored configuration says; None reads as the defaults that would be stored."""
+def read(resource: Resource | None, environ: Mapping[str, str] = NO_ENVIRONMENT) -> Told:
+    """Return what a stored configuration says; None reads as the defaults that would be stored.
+
+    ``environ``: upstream's environment, which wins, where the collector is in upstream's place.
+    """
     spec = DEFAULT_SPEC if resource is None else resource.spec
     node = mapping(mapping(spec.get("controllers")).get("node"))
     complaints: list[str] = []
@@ -87,11 +94,28 @@ def read(resource: Resource | None) -> Told:
     return Told(
         leak_grace=grace,
         metrics_port=port if isinstance(port, int) and 0 < port < 65536 else 0,
-        health=spec.get("healthChecks") != "Disabled",
-        sync_labels=node.get("syncLabels") != "Disabled",
-        log_level=str(spec.get("logSeverityScreen") or "Info"),
+        sync_labels=(_switched(environ, "SYNC_NODE_LABELS") or node.get("syncLabels")) != "Disabled",
+        log_level=environ.get("LOG_LEVEL") or str(spec.get("logSeverityScreen") or "Info"),
         complaints=tuple(complaints),
     )
+
+
+def misread(environ: Mapping[str, str]) -> str:
+    """Return what is wrong with a variable that upstream would not start with; empty when nothing is (gc §1.2)."""
+    for name in SWITCHES:
+        if environ.get(name) and environ[name] not in (*TRUE, *FALSE):
+            return f"{name} is {environ[name]!r}, which is neither true nor false"
+    for name in DURATIONS:
+        try:
+            parse_duration(environ.get(name) or "0s")
+        except InvalidInput as error:
+            return f"{name}: {error}"
+    for name, text in environ.items():
+        if name.endswith("_WORKERS") and text and not text.removeprefix("-").isdigit():
+            return f"{name} is {text!r}, which is no number"
+    if environ.get("AUTO_HOST_ENDPOINTS", "").lower() not in ("", "enabled", "disabled"):
+        return f"AUTO_HOST_ENDPOINTS is {environ['AUTO_HOST_ENDPOINTS']!r}, which is neither enabled nor disabled"
+    return ""
 
 
 def unknown_controllers(environ: Mapping[str, str]) -> list[str]:
@@ -107,10 +131,9 @@ def status_of(spec: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, 
     if not etcd:
         listed["DATASTORE_TYPE"] = "kubernetes"
         listed.pop("SYNC_NODE_LABELS", None)
-    health = environ.get("HEALTH_ENABLED")
     running: dict[str, Any] = {
         "logSeverityScreen": (environ.get("LOG_LEVEL") or "info").capitalize(),
-        "healthChecks": _switch(health) if health else str(spec.get("healthChecks") or "Enabled"),
+        "healthChecks": _switched(environ, "HEALTH_ENABLED") or str(spec.get("healthChecks") or "Enabled"),
         "etcdV3CompactionPeriod": environ.get("COMPACTION_PERIOD")
         or _period(spec.get("etcdV3CompactionPeriod"), "10m0s"),
         "controllers": _controllers(mapping(spec.get("controllers")), environ, etcd=etcd),
@@ -136,10 +159,10 @@ def _controllers(spec: Mapping[str, Any], environ: Mapping[str, str], *, etcd: b
 
 def _node(spec: Mapping[str, Any], environ: Mapping[str, str], *, etcd: bool) -> dict[str, Any]:
     host = mapping(spec.get("hostEndpoint"))
-    labels = environ.get("SYNC_NODE_LABELS")
+    labels = _switched(environ, "SYNC_NODE_LABELS")
     auto = environ.get("AUTO_HOST_ENDPOINTS")
     found: dict[str, Any] = {
-        "syncLabels": "Disabled" if not etcd else _switch(labels) if labels else spec.get("syncLabels") or "Enabled",
+        "syncLabels": "Disabled" if not etcd else labels or spec.get("syncLabels") or "Enabled",
         "hostEndpoint": {
             "autoCreate": auto.capitalize() if auto else host.get("autoCreate") or "Disabled",
             "createDefaultHostEndpoint": host.get("createDefaultHostEndpoint") or "Enabled",
@@ -150,8 +173,10 @@ def _node(spec: Mapping[str, Any], environ: Mapping[str, str], *, etcd: bool) ->
     return found
 
 
-def _switch(text: str) -> str:
-    return "Enabled" if text.lower() in ("1", "t", "true") else "Disabled"
+def _switched(environ: Mapping[str, str], name: str) -> str:
+    """Return what a variable says in the words of the resource; empty when it is not set."""
+    text = environ.get(name, "")
+    return "" if not text else "Enabled" if text in TRUE else "Disabled"
 
 
 def _period(text: Any, default: str) -> str:

@@ -32,6 +32,8 @@ log = logging.getLogger("calico_gc")
 
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 STATUS_SECONDS = 10.0
+#: where upstream's probes look
+STATUS_FILE = "/status/status.json"
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "warn": logging.WARNING}
 
 
@@ -47,6 +49,8 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
         from calico_gc.hammer.main import main as hammer
 
         return hammer(argv[1:], environ)
+    if argv[:1] == ["check-status"]:
+        return check_status(argv[1:])
     try:
         settings = gc_settings.load(parse(argv), environ)
         _log_to_stderr(settings, environ)
@@ -59,13 +63,31 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
         return report.ERROR
 
 
+def check_status(argv: Sequence[str]) -> int:
+    """Upstream's probe: say whether the status file is good; ``-l`` and ``-r`` ask the same (gc §15)."""
+    parser = argparse.ArgumentParser(prog="calico-gc check-status", description="Reads the status file, as a probe.")
+    parser.add_argument("-l", "--liveness", action="store_true", help="as -r")
+    parser.add_argument("-r", "--readiness", action="store_true", help="whether everything is ready (default)")
+    parser.add_argument("-f", "--file", default=STATUS_FILE, metavar="FILE", help="default: %(default)s")
+    path = parser.parse_args(list(argv)).file
+    try:
+        parts = json.loads(Path(path).read_text(encoding="utf-8"))["Readiness"]
+        wrong = [str(part["Reason"] or name) for name, part in parts.items() if not part["Ready"]]
+    except OSError as error:
+        wrong = [f"{path}: {error.strerror}"]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        wrong = [f"{path} holds no status"]
+    print("; ".join(wrong) or "Ready")
+    return report.ERROR if wrong else report.CLEAN
+
+
 def parse(argv: Sequence[str]) -> dict[str, Any]:
     """Return the flags that were given: name -> text, True for a switch, a list of texts for one that repeats."""
     parser = argparse.ArgumentParser(
         prog="calico-gc",
         description="Finds IP addresses that were leaked, proves it, and returns them.",
-        epilog="Commands of its own: node-sweep, hammer. Every option can also be an environment variable (GC_ and its "
-        "name) or a line of the --config file.",
+        epilog="Commands of its own: node-sweep, hammer, check-status. Every option can also be an environment "
+        "variable (GC_ and its name) or a line of the --config file.",
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
     )
@@ -176,6 +198,8 @@ def find_place(settings: Settings, environ: Mapping[str, str]) -> Place:
 
 
 def _check_controllers(environ: Mapping[str, str]) -> None:
+    if wrong := kcc.misread(environ):
+        raise InvalidInput(wrong, hint="Correct it, or leave it out.")
     unknown = kcc.unknown_controllers(environ)
     if unknown:
         raise InvalidInput(
@@ -236,9 +260,10 @@ class Service:
                     server.close()
 
     def configured(self, told: kcc.Told) -> None:
-        """Upstream's settings changed: in its place, the metrics are where it says (ruling 19)."""
+        """Upstream's settings changed: in its place, the metrics and the log are as it says (ruling 19)."""
         if not self._place.drop_in:
             return
+        logging.getLogger().setLevel(LEVELS.get(told.log_level.lower(), logging.ERROR))
         with self._lock:
             known = self._servers.pop("page", None)
         if known is not None:
@@ -293,15 +318,17 @@ class Service:
     # --- upstream's status file ------------------------------------------------------------------------------
 
     def _keep_status(self) -> None:
-        if not self._settings.status_file:
+        told = ""
+        path = Path(self._settings.status_file or (STATUS_FILE if self._place.drop_in else ""))
+        if not path.name:
             return
-        path = Path(self._settings.status_file)
         while not self._ended.is_set():
             document = {"Readiness": {n: {"Ready": not why, "Reason": why} for n, why in self._reasons().items()}}
             try:
                 report.write(path, document)
             except OSError as error:
-                log.warning("the status file %s cannot be written: %s", path, error.strerror)
+                if told != (told := str(error.strerror)):
+                    log.warning("the status file %s cannot be written: %s", path, told)
             self._ended.wait(STATUS_SECONDS)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from calico_gc.durations import format_duration, parse_duration
-from calico_gc.kcc import DEFAULT_SPEC, read, status_of, unknown_controllers
+from calico_gc.kcc import DEFAULT_SPEC, misread, read, status_of, unknown_controllers
 
 from calico_ipam.errors import InvalidInput
 from calico_ipam.model.resource import KUBE_CONTROLLERS_CONFIGURATION, Resource
@@ -78,6 +78,42 @@ def test_environment_wins_and_is_listed() -> None:
     assert running["controllers"]["policy"] == {"reconcilerPeriod": "5m0s"}
     assert "loadBalancer" not in running["controllers"]
     assert status["environmentVars"] == environ
+
+
+def test_environment_wins_over_what_is_stored() -> None:
+    stored = resource({"logSeverityScreen": "Warning", "controllers": {"node": {"syncLabels": "Enabled"}}})
+    assert (read(stored).log_level, read(stored).sync_labels) == ("Warning", True)
+    told = read(stored, {"LOG_LEVEL": "debug", "SYNC_NODE_LABELS": "f"})
+    assert (told.log_level, told.sync_labels) == ("debug", False)
+    assert read(resource({"controllers": {"node": {"syncLabels": "Disabled"}}}), {"SYNC_NODE_LABELS": "1"}).sync_labels
+
+
+def test_a_changed_level_is_news_and_an_unchanged_spec_is_none() -> None:
+    """gc §19.5: only what the merged configuration says counts."""
+    spec = {"logSeverityScreen": "Info", "controllers": {"node": {"leakGracePeriod": "15m0s"}}}
+    assert read(resource(spec)) == read(resource({**spec, "etcdV3CompactionPeriod": "1m0s"}))
+    assert read(resource(spec)) != read(resource({**spec, "logSeverityScreen": "Debug"}))
+    overridden = {"LOG_LEVEL": "error"}
+    changed = resource({**spec, "logSeverityScreen": "Debug"})
+    assert read(resource(spec), overridden) == read(changed, overridden)
+
+
+@pytest.mark.parametrize(
+    ("environ", "text"),
+    [
+        ({"NODE_WORKERS": "many"}, "NODE_WORKERS is 'many', which is no number"),
+        ({"HEALTH_ENABLED": "yes"}, "HEALTH_ENABLED is 'yes'"),
+        ({"SYNC_NODE_LABELS": "maybe"}, "SYNC_NODE_LABELS"),
+        ({"RECONCILER_PERIOD": "soon"}, "RECONCILER_PERIOD"),
+        ({"COMPACTION_PERIOD": "10"}, "COMPACTION_PERIOD"),
+        ({"AUTO_HOST_ENDPOINTS": "x"}, "AUTO_HOST_ENDPOINTS"),
+        ({"NODE_WORKERS": "1", "HEALTH_ENABLED": "T", "RECONCILER_PERIOD": "1m", "AUTO_HOST_ENDPOINTS": "Enabled"}, ""),
+        ({"NODE_WORKERS": "", "HEALTH_ENABLED": "", "RECONCILER_PERIOD": ""}, ""),
+    ],
+)
+def test_what_upstream_would_not_start_with(environ: dict[str, str], text: str) -> None:
+    assert text in misread(environ)
+    assert bool(misread(environ)) == bool(text)
 
 
 def test_without_a_list_the_stored_controllers_run() -> None:

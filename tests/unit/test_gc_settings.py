@@ -114,8 +114,53 @@ def test_other_controllers_are_named_once(caplog: pytest.LogCaptureFixture, tmp_
 
 
 @pytest.mark.parametrize(
+    ("content", "code", "text"),
+    [
+        ('{"Readiness":{"Startup":{"Ready":true,"Reason":""}}}', 0, "Ready"),
+        (
+            '{"Readiness":{"Startup":{"Ready":true,"Reason":""},"A":{"Ready":false,"Reason":"x"},'
+            '"B":{"Ready":false,"Reason":"y"}}}',
+            1,
+            "x; y",
+        ),
+        ("{", 1, "holds no status"),
+        (None, 1, "No such file"),
+    ],
+)
+@pytest.mark.parametrize("flag", ["-l", "-r"])
+def test_upstreams_probe(
+    flag: str, content: str | None, code: int, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "status.json"
+    if content is not None:
+        file.write_text(content)
+    assert main(["check-status", flag, "-f", str(file)], {}) == code
+    assert text in capsys.readouterr().out
+
+
+def test_in_upstreams_place_the_log_is_as_its_configuration_says(tmp_path: Path) -> None:
+    import logging
+
+    from calico_gc.kcc import Told
+    from calico_gc.main import Service
+
+    environ = {"ENABLED_CONTROLLERS": "node", "DATASTORE_TYPE": "sqlite", "SQLITE_PATH": f"{tmp_path}/s/x.db"}
+    place = find_place(Settings(), environ)
+    place.store.close()
+    root = logging.getLogger()
+    before = root.level
+    try:
+        for level, number in (("Debug", 10), ("Info", 20), ("Warning", 30), ("Fatal", 40)):
+            Service(Settings(), place).configured(Told(log_level=level))
+            assert root.level == number
+    finally:
+        root.setLevel(before)
+
+
+@pytest.mark.parametrize(
     ("argv", "environ", "text"),
     [
+        ([], {"ENABLED_CONTROLLERS": "node", "NODE_WORKERS": "x"}, "NODE_WORKERS is 'x'"),
         ([], {}, "no datastore is configured"),
         (["--leak-grace", "x"], {}, "is not a duration"),
         (["--log-level", "loud"], {"DATASTORE_TYPE": "sqlite"}, "unknown log level"),
