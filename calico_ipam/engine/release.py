@@ -204,10 +204,12 @@ def _holdings(snapshot: Snapshot, handles: Iterable[str]) -> dict[str, Holding]:
 def _write_release(
     engine: Engine, block: Write, cidr: Network, counts: Mapping[str, int], known: Mapping[str, Holding]
 ) -> None:
-    """Write the block, and count the handles down: in one commit where the store can and as far as it takes them."""
-    atomic = engine.store.capabilities.atomic
-    together = list(counts)[: MOST_WRITES - 1] if atomic else []
-    unread = [h for h in together if h not in known]
+    """Write the block, and count the handles down: in one commit where the store can and as far as it takes them.
+
+    Handles are read before the block is written: those addresses are known to be counted in what was read then.
+    """
+    together = list(counts)[: MOST_WRITES - 1] if engine.store.capabilities.atomic else []
+    unread = [h for h in counts if h not in known]
     holdings = dict(known)
     if unread:
         holdings |= _holdings(engine.store.read(*(HandleKey(h) for h in unread)), unread)
@@ -219,7 +221,9 @@ def _write_release(
             writes.append(handle_write(holding.key, holding.entry, left))
     engine.store.commit(*writes)
     for handle in list(counts)[len(together) :]:
-        count_down_quietly(engine, HandleKey(handle), {cidr: counts[handle]})
+        entry = holdings[handle].entry
+        if entry is not None:
+            count_down_quietly(engine, entry, {cidr: counts[handle]})
 
 
 # --- by handle -----------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from calico_ipam.errors import Conflict, IPAMError, NotFound, OutcomeUnknown
 from calico_ipam.model.addresses import Network
 from calico_ipam.model.block import Block
 from calico_ipam.model.handle import Handle
-from calico_ipam.model.keys import HandleKey
+from calico_ipam.model.keys import BlockKey, HandleKey
 
 log = logging.getLogger(__name__)
 
@@ -122,7 +122,7 @@ def _take_back(
     Only the very count that our commit is told to have made is taken back: one whose own answer was lost may be the
     work of somebody else. Where somebody changed the handle since, ours is taken off what it counts now, unless it is
     ``capped``: then it may have been corrected away already (:mod:`cap`). What stays, or when this fails, counts too
-    many, and readers, the next release and the collector cope with that; a handle that counts too few loses an address.
+    many, and readers, the next release and the collector cope with that.
     """
     loss = lost(error)
     if before is None or loss is None or not loss.applied:
@@ -137,28 +137,44 @@ def _take_back(
         if capped:
             log.info("handle %s was changed meanwhile and may count too many: %s", before.key.id, conflict)
         else:
-            count_down_quietly(engine, before.key, counted)
+            count_down_quietly(engine, now, counted)
     except IPAMError as failure:
         log.warning("handle %s counts too many: it could not be undone: %s", before.key.id, failure)
 
 
-def count_down_quietly(engine: Engine, key: HandleKey, released: Mapping[Network, int]) -> None:
+def count_down_quietly(engine: Engine, known: Entry, released: Mapping[Network, int]) -> None:
     """Take addresses off a handle; one that counts too many is only untidy, so failing is not an error."""
     try:
-        count_down(engine, key, released)
+        _count_down(engine, known, released)
     except IPAMError as error:
-        log.warning("handle %s counts too many: it could not be counted down: %s", key.id, error)
+        log.warning("%s counts too many: it could not be counted down: %s", known.key, error)
 
 
-def count_down(engine: Engine, key: HandleKey, released: Mapping[Network, int]) -> None:
-    """Take released addresses off a handle, by compare-and-swap; a handle that is gone is fine."""
-    for _ in engine.retry.tries(f"counting down handle {key.id}"):
-        entry = engine.store.read(key).entry(key)
-        if entry is None:
+def _count_down(engine: Engine, known: Entry, released: Mapping[Network, int]) -> None:
+    """Take released addresses off a handle that still counts them as ``known``, by compare-and-swap.
+
+    Where it was changed since, somebody may have taken all of it away, ours included, and begun anew. So nothing is
+    taken off another object of that name, nor so much that fewer are left than the block holds: a handle that counts
+    too few would lose an address.
+    """
+    key = known.key
+    assert isinstance(key, HandleKey)  # noqa: S101 - what is counted down is a handle
+    entry: Entry | None = known
+    held: dict[Network, int] = {}
+    for attempt in engine.retry.tries(f"counting down {key}"):
+        if attempt:
+            snapshot = engine.store.read(key, *(BlockKey(cidr) for cidr in released))
+            entry = snapshot.entry(key)
+            blocks = ((cidr, snapshot.entry(BlockKey(cidr))) for cidr in released)
+            held = {cidr: len(block.value.held_by(key.id)) for cidr, block in blocks if block is not None}
+        if entry is None or entry.uid != known.uid:
             return
         value: Handle = entry.value
+        counts = value.counts()
         for cidr, number in released.items():
-            value = value.decremented(cidr, number)
+            value = value.decremented(cidr, max(0, min(number, counts.get(cidr, 0) - held.get(cidr, 0))))
+        if value == entry.value:
+            return
         try:
             engine.store.commit(handle_write(key, entry, value))
         except (Conflict, NotFound):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -12,6 +12,7 @@ import pytest
 
 from calico_ipam.datastore.api import Datastore, Deadline, Delete, Update, Write
 from calico_ipam.datastore.documents import DocumentStore, RawWrite
+from calico_ipam.datastore.kube.api import Request
 from calico_ipam.datastore.paths import path_of
 from calico_ipam.engine.client import IPAM
 from calico_ipam.engine.policy import Retry
@@ -34,6 +35,7 @@ from calico_ipam.model.keys import AffinityKey, BlockKey, ConfigKey, HandleKey
 from tests.cluster import Cluster, ManualClock, cluster
 from tests.faulty import Fault, FaultyStore
 from tests.invariants import violations
+from tests.memory_kube import MemoryKubeStore
 
 OWN = "10.0.0.8/30"  #: where node-1's walk over 10.0.0.0/28 begins
 
@@ -435,3 +437,66 @@ def test_a_block_deleted_under_an_assignment_is_made_again(world: Cluster) -> No
     assert isinstance(again.value, Block)
     world.store.inner.commit(Update(again, again.value.bumped()))
     assert violations(world.store.inner) == []
+
+
+# --- stores that write one object at a time -----------------------------------------------------------------
+
+
+@pytest.fixture
+def one_by_one() -> Iterator[Cluster]:
+    """10.0.0.0/28 in /30 blocks, and another pool, on a store in which block and handle cannot change together."""
+    store = MemoryKubeStore()
+    store._api.call(Request("POST", "/api/v1/nodes", body={"metadata": {"name": "node-1"}}))
+    made = Cluster(store)
+    made.pool("pool-1", "10.0.0.0/28", 30)
+    made.pool("pool-2", "10.1.0.0/28", 30)
+    yield made
+    assert violations(made.store.inner) == []
+
+
+def released_in_two_steps(world: Cluster, address: str, between: Callable[[], object]) -> None:
+    """Release an address while something happens between the write of its block and that of its handle."""
+
+    def rival(_store: Datastore, _write: Write) -> None:
+        between()
+
+    fault = Fault("conflict", write=1, where=lambda s: isinstance(s, HandleKey), rival=rival)
+    store = FaultyStore(world.store.inner, fault)
+    IPAM(store, clock=world.clock).release_ips([ReleaseOption(parse_address(address))])
+    assert store.struck()
+
+
+POOL_1, POOL_2 = parse_network("10.0.0.0/28"), parse_network("10.1.0.0/28")
+
+
+def test_a_handle_that_began_anew_is_not_counted_down(one_by_one: Cluster) -> None:
+    """Its address was released, then all of the handle, which then took another one: that one must not be lost."""
+    first, _ = (text.partition("/")[0] for text in one_by_one.auto(2, handle="h", ipv4_pools=[POOL_1]))
+
+    def begin_anew() -> None:
+        one_by_one.ipam.release_by_handle("h")
+        one_by_one.auto(1, handle="h", ipv4_pools=[POOL_1])
+
+    released_in_two_steps(one_by_one, first, begin_anew)
+    assert one_by_one.handle("h") == {OWN: 1}
+
+
+def test_a_handle_keeps_what_its_block_holds(one_by_one: Cluster) -> None:
+    """The same while the handle lives on, by an address in another block."""
+    first = one_by_one.auto(1, handle="h", ipv4_pools=[POOL_1])[0].partition("/")[0]
+    (other,) = one_by_one.auto(1, handle="h", ipv4_pools=[POOL_2])
+
+    def take_again() -> None:
+        value = one_by_one.handle("h")
+        assert value is not None
+        one_by_one.put(HandleKey("h"), Handle("h", {c: n for c, n in value.items() if c != OWN}))
+        one_by_one.auto(1, handle="h", ipv4_pools=[POOL_1])
+
+    released_in_two_steps(one_by_one, first, take_again)
+    assert one_by_one.handle("h") == {OWN: 1, str(parse_network(other)): 1}
+
+
+def test_a_handle_that_others_count_too_is_counted_down_all_the_same(one_by_one: Cluster) -> None:
+    first, _ = (text.partition("/")[0] for text in one_by_one.auto(2, handle="h", ipv4_pools=[POOL_1]))
+    released_in_two_steps(one_by_one, first, lambda: one_by_one.auto(1, handle="h", ipv4_pools=[POOL_1]))
+    assert one_by_one.handle("h") == {OWN: 2}
