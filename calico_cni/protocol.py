@@ -21,6 +21,8 @@ from calico_cni.errors import (
 
 CALICO = "calico"
 CALICO_IPAM = "calico-ipam"
+#: the reference IPAM plugin whose configuration is rewritten for it
+HOST_LOCAL = "host-local"
 
 ADD, DEL, CHECK, GC, STATUS, VERSION = "ADD", "DEL", "CHECK", "GC", "STATUS", "VERSION"
 

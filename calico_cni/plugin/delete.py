@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from calico_cni import timers
 from calico_cni.context import Answer, Call
 from calico_cni.dataplane.api import Dataplane, DataplaneError
-from calico_cni.delegate import IPAMDelegate
 from calico_cni.errors import TRY_AGAIN_LATER, CNIError
 from calico_cni.identity import identify
 from calico_cni.node import require_nodename_file
-from calico_cni.plugin.deleting import delete_attachment, take_link_down
+from calico_cni.plugin.deleting import delete_attachment, release_addresses, take_link_down
 from calico_cni.plugin.endpoint import Records, delete_endpoint, find_records
 from calico_cni.plugin.installed import completed, is_stripped
 from calico_cni.plugin.links import dataplane_of
@@ -84,10 +83,7 @@ def _take_down(attachment: _Attachment) -> list[Exception]:
             endpoints=" ".join(entry.value.name for entry in records.siblings),
         )
         return errors
-    try:
-        IPAMDelegate(call, attachment.store).delete()
-    except CNIError as error:
-        errors.append(error)
+    errors += release_addresses(call, attachment.store)
     if call.conf.nat_outgoing:
         _refresh_masquerading(attachment)
     return errors

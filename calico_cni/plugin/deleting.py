@@ -8,11 +8,14 @@ from typing import TypeVar
 
 from calico_cni.context import Answer, Call
 from calico_cni.dataplane.api import Dataplane, DataplaneError
+from calico_cni.delegate import IPAMDelegate
 from calico_cni.errors import CNIError, joined
 from calico_cni.identity import identify
 from calico_cni.plugin.endpoint import Records
 from calico_cni.plugin.links import StaleNamespaceError, dataplane_of, remove_inside, remove_link
 from calico_cni.plugin.wiring import host_interface
+from calico_cni.protocol import HOST_LOCAL
+from calico_ipam.datastore.api import Datastore
 
 A = TypeVar("A")
 
@@ -55,4 +58,18 @@ def take_link_down(call: Call, dataplane: Dataplane, host_name: str, records: Re
         # An address whose link still stands must not be given to anybody else (rulings 5).
         hint = "The link still stands, so its address stays assigned; repeat DEL when the link can be removed."
         raise CNIError(str(error), f"{error.hint} {hint}".strip()) from error
+    return []
+
+
+def release_addresses(call: Call, store: Datastore) -> list[Exception]:
+    """Let the IPAM plugin release what the container holds; return what went wrong (§9 step 4)."""
+    try:
+        if call.conf.ipam.type == HOST_LOCAL:
+            from calico_cni.plugin import podcidr
+            from calico_cni.plugin.rewriting import with_stdin
+
+            call = with_stdin(call, podcidr.for_delete(call.conf.document))
+        IPAMDelegate(call, store).delete()
+    except CNIError as error:
+        return [error]
     return []

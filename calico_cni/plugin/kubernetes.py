@@ -21,6 +21,7 @@ from calico_cni.plugin.policy_wait import check_timeout, wait_for_policy
 from calico_cni.plugin.profile import ensure_pod_profile
 from calico_cni.plugin.undo import Attempt
 from calico_cni.plugin.wiring import INTERFACE_PREFIX, Wiring
+from calico_cni.protocol import HOST_LOCAL
 from calico_cni.results import Interface, print_result
 from calico_ipam.datastore.api import Datastore, Entry
 from calico_ipam.model.addresses import Address, Network
@@ -130,7 +131,7 @@ def may_replace_link(link: HostLink | None, found: Entry | None, identity: Ident
 
 def _container_routes(call: Call) -> Sequence[Network]:
     """Return the routes inside the sandbox: host-local's own, or the two defaults, or both (§6.2 b)."""
-    own = podcidr.routes(call.conf.document) if call.conf.ipam.type == podcidr.HOST_LOCAL else []
+    own = podcidr.routes(call.conf.document) if call.conf.ipam.type == HOST_LOCAL else []
     if not own:
         return DEFAULT_ROUTES
     return [*(DEFAULT_ROUTES if call.conf.include_default_routes else ()), *own]

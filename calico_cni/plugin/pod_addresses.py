@@ -17,6 +17,7 @@ from calico_cni.plugin.annotations import IP_ADDRS, Wishes
 from calico_cni.plugin.endpoint import container_of
 from calico_cni.plugin.pods import told
 from calico_cni.plugin.rewriting import with_addresses, with_stdin, with_wishes
+from calico_cni.protocol import HOST_LOCAL
 from calico_cni.results import Result, ResultIP
 from calico_ipam.datastore.api import Datastore, Deadline, Entry
 from calico_ipam.errors import AddressInCooldown, InvalidInput, NotFound, StaleError
@@ -66,7 +67,7 @@ class AddressSource:
     ) -> AddressSource:
         """Return the source, with the configuration for the IPAM plugin as it needs it. Raises CNIError."""
         document = with_wishes(call.conf.document, asked)
-        if call.conf.ipam.type == podcidr.HOST_LOCAL:
+        if call.conf.ipam.type == HOST_LOCAL:
             name = call.conf.kubernetes_node_name or identity.node
 
             def node() -> dict[str, object]:

@@ -13,6 +13,7 @@ from calico_cni.plugin.endpoint import container_of
 from calico_cni.plugin.pod_addresses import AddressSource
 from calico_cni.plugin.pods import Pod, find_endpoint, read_pod
 from calico_cni.plugin.wiring import host_interface
+from calico_cni.protocol import HOST_LOCAL
 from calico_ipam.datastore.api import Datastore
 from calico_ipam.model.endpoint_names import KUBERNETES
 
@@ -36,7 +37,7 @@ def check_pod(call: Call, store: Datastore, identity: Identity) -> PodCheck:
     if not asked.given:  # addresses that no IPAM knows have no handle to look for
         source = AddressSource.of(call, store, cluster, identity, replace(asked, assigned=()), found)
         IPAMDelegate(source.call, store).check()
-    own_routes = call.conf.ipam.type == podcidr.HOST_LOCAL and bool(podcidr.routes(call.conf.document))
+    own_routes = call.conf.ipam.type == HOST_LOCAL and bool(podcidr.routes(call.conf.document))
     default_routes = not own_routes or call.conf.include_default_routes
     if found is None:
         where = f"pod {identity.namespace}/{identity.pod}"

@@ -8,18 +8,15 @@ from dataclasses import dataclass, replace
 from calico_cni import timers
 from calico_cni.context import Answer, Call, Cluster
 from calico_cni.dataplane.api import Dataplane, Peer
-from calico_cni.delegate import IPAMDelegate
 from calico_cni.errors import CNIError
 from calico_cni.identity import Identity, identify
 from calico_cni.node import require_nodename_file
-from calico_cni.plugin import podcidr
-from calico_cni.plugin.deleting import delete_attachment, take_link_down
+from calico_cni.plugin.deleting import delete_attachment, release_addresses, take_link_down
 from calico_cni.plugin.endpoint import Records, container_of, delete_endpoint, find_records
 from calico_cni.plugin.links import dataplane_of, remove_inside
 from calico_cni.plugin.pod_records import remove_annotations
 from calico_cni.plugin.pods import bare_record
 from calico_cni.plugin.readiness import check_ready
-from calico_cni.plugin.rewriting import with_stdin
 from calico_cni.plugin.wiring import CLIENT_FAILED, host_interface
 from calico_ipam.datastore.api import Datastore, Deadline, Entry
 from calico_ipam.errors import NotFound
@@ -91,11 +88,9 @@ def _take_down(attachment: _Attachment) -> list[Exception]:
     owner = Records(own=attachment.record if attachment.holder else None)
     errors = take_link_down(call, attachment.dataplane, attachment.host_name, owner)
     _remove_record(attachment)
-    try:
-        _release(attachment)
-    except CNIError as error:
-        errors.append(error)
-    return errors
+    # The IPAM plugin of ours need not ask again what this call knows of the pod.
+    call = replace(call, context=call.context.knowing(attachment.cluster))
+    return errors + release_addresses(call, attachment.store)
 
 
 def _other_interface_lives(attachment: _Attachment) -> bool:
@@ -114,11 +109,3 @@ def _remove_record(attachment: _Attachment) -> None:
         remove_annotations(attachment.call, attachment.store, attachment.cluster, attachment.identity)
     else:
         delete_endpoint(attachment.store, attachment.record, attachment.identity.container_id)
-
-
-def _release(attachment: _Attachment) -> None:
-    call = attachment.call
-    if call.conf.ipam.type == podcidr.HOST_LOCAL:
-        call = with_stdin(call, podcidr.for_delete(call.conf.document))
-    call = replace(call, context=call.context.knowing(attachment.cluster))
-    IPAMDelegate(call, attachment.store).delete()

@@ -13,8 +13,6 @@ from calico_ipam.errors import InvalidInput
 from calico_ipam.model.addresses import Network, parse_network
 from calico_ipam.model.resource import mapping
 
-HOST_LOCAL = "host-local"
-
 #: magic word in lower case -> family
 _WORDS = {"usepodcidr": 4, "usepodcidripv6": 6}
 #: where stand-ins for DEL are looked for: ranges that documentation may use and nobody routes

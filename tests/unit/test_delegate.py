@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -187,6 +188,22 @@ def test_a_plugin_that_hangs_is_stopped_and_may_give_back(bench: CNIBench) -> No
     found = failure(bench.call("ADD", ipam=OTHER))
     assert found["code"] == 11 and "other did not answer within 200 s" in found["msg"]
     assert verbs == ["ADD", "DEL"]
+
+
+def test_host_local_gets_a_range_at_del_whoever_the_workload_is(bench: CNIBench) -> None:
+    """A magic word of pods makes ADD fail; DEL must not, or it would be repeated for ever."""
+    given: list[dict[str, Any]] = []
+
+    def run(path: Path, environ: Mapping[str, str], stdin: bytes, timeout: float) -> Finished:
+        given.append(json.loads(stdin)["ipam"])
+        return Finished(0, b"", b"")
+
+    (bench.folder / "bin" / "host-local").touch()
+    bench.run_program = run
+    ipam = {"type": "host-local", "ranges": [[{"subnet": "usePodCidr"}], [{"subnet": "10.9.0.0/16"}]]}
+    assert bench.call("DEL", ipam=ipam).exit_code == 0
+    assert [entry["subnet"] for (entry,) in given[0]["ranges"]] == ["198.51.100.0/29", "10.9.0.0/16"]
+    assert "was expecting a list" in told(bench.call("DEL", ipam={"type": "host-local", "ranges": {}}))
 
 
 def test_a_plugin_that_a_signal_stops_half_way_may_give_back(bench: CNIBench) -> None:
