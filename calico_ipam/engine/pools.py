@@ -87,10 +87,26 @@ def create_pool(engine: Engine, request: PoolRequest) -> Pool:
     resource = check_pool(engine, request)
     key = ResourceKey(IP_POOL, request.name)
     try:
-        engine.store.commit(Create(key, resource))
+        (created,) = engine.store.commit(Create(key, resource))
     except AlreadyExists:
         raise _exists(engine.store.get(key).value) from None
+    keep_apart(engine, created, request)
     return Pool.from_resource(resource)
+
+
+def keep_apart(engine: Engine, created: Entry, request: PoolRequest) -> None:
+    """Take a pool that was just created away again if another overlaps it, made at the same moment by somebody else.
+
+    Of two such pools the one that was stored later sees the other, so that they never both stay; both may go.
+    Raises InvalidInput.
+    """
+    others, _ = parse_pools(entry.value for entry in engine.store.list(POOLS) if entry.key != created.key)
+    try:
+        check_new_pool(request, others, schema=False)
+    except InvalidInput:
+        with suppress(NotFound):
+            engine.store.commit(Delete(created))
+        raise
 
 
 def pool_use(engine: Engine, pool: Pool) -> PoolUse:

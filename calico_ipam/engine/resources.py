@@ -107,11 +107,15 @@ class Resources:
             self.engine.store.commit(Create(CONFIG, settings_of(resource.spec)))
             return resource
         try:
-            self.engine.store.commit(Create(ResourceKey(kind, name, namespace), stamped(self.engine, resource)))
+            (created,) = self.engine.store.commit(
+                Create(ResourceKey(kind, name, namespace), stamped(self.engine, resource))
+            )
         except AlreadyExists as error:
             raise AlreadyExists(
                 str(ResourceKey(kind, name, namespace)), error.reason, hint="'ipamctl apply' or 'replace' changes it."
             ) from None
+        if kind == IP_POOL:
+            pools.keep_apart(self.engine, created, PoolRequest.from_document(document))
         return resource
 
     def _refuse_existing(self, kind: str, name: str, namespace: str) -> None:

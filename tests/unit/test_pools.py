@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from calico_ipam.datastore.api import Datastore, Write
 from calico_ipam.engine.holder import find_holding, live_users
 from calico_ipam.engine.policy import Retry
 from calico_ipam.engine.pools import (
@@ -28,6 +30,7 @@ from calico_ipam.model.pool_rules import PoolRequest
 from calico_ipam.model.resource import CLUSTER_INFORMATION, IP_POOL, NODE, WORKLOAD_ENDPOINT, Resource
 from calico_ipam.model.timestamps import SECOND
 from tests.cluster import Cluster, cluster
+from tests.faulty import Fault, FaultyStore
 
 
 @pytest.fixture
@@ -76,6 +79,17 @@ def test_a_pool_with_blocks_of_another_size_under_it(world: Cluster, engine: Eng
     held = find_holding(engine, parse_address(address.partition("/")[0]))
     assert held is not None
     assert held.handle == "h-a"
+
+
+def test_of_two_overlapping_pools_made_at_once_one_gives_way(world: Cluster, engine: Engine) -> None:
+    def rival(_store: Datastore, _write: Write) -> None:
+        create_pool(engine, PoolRequest("pool-1", "10.0.0.0/16"))
+
+    store = FaultyStore(world.store.inner, Fault("conflict", write=1, rival=rival))
+    with pytest.raises(InvalidInput, match=r"IPPool\(pool-2\) CIDR overlaps with IPPool\(pool-1\)"):
+        create_pool(replace(engine, store=store), PoolRequest("pool-2", "10.0.1.0/24"))
+    assert store.struck()
+    assert [pool.name for pool in list_pools(engine).pools] == ["pool-1"]
 
 
 def test_after_the_last_address_another_size_is_fine(world: Cluster, engine: Engine) -> None:
