@@ -24,7 +24,8 @@ BOOKMARK_EVERY = 1000  # revisions without a change of the scope, after which th
 OUTAGE = 600.0  # seconds without any answer after which the watch fails (datastore §7)
 
 _LOGGED = "SELECT revision, key, kind, document, previous FROM changes WHERE revision > ? ORDER BY revision LIMIT ?"
-_BOUNDS = "SELECT min(revision), max(revision) FROM changes"
+#: two questions, each answered from one end of the index; asked as one they would read the whole log
+_BOUNDS = "SELECT (SELECT min(revision) FROM changes), (SELECT max(revision) FROM changes)"
 
 
 class Changes(Iterator[RawChange | Revision]):
@@ -41,6 +42,7 @@ class Changes(Iterator[RawChange | Revision]):
         self._told = since
         self._known: dict[str, Row] | None = None
         self._queue: deque[RawChange | Revision] = deque()
+        self._looked: tuple[sqlite3.Connection, int, int] | None = None  #: at which state of the file
         self._closed = threading.Event()
 
     def close(self) -> None:
@@ -65,19 +67,18 @@ class Changes(Iterator[RawChange | Revision]):
             if self._queue:
                 continue
             pause = SHORTEST_POLL if self._position != before else min(LONGEST_POLL, pause * 2)
-            self._wait(pause)
+            self._closed.wait(pause)
         raise StopIteration
 
     def _ended(self) -> bool:
         return self._closed.is_set() or self._store._connections.closed.is_set()
 
-    def _wait(self, seconds: float) -> None:
-        until = time.monotonic() + seconds
-        while not self._ended() and (left := until - time.monotonic()) > 0:
-            self._closed.wait(min(left, 0.05))
-
     def _poll(self, connection: sqlite3.Connection) -> None:
         """Read what happened in one transaction; nothing is taken over unless all of it was read."""
+        # Whether anybody committed since, others or this connection, is known without a transaction.
+        state = connection, connection.execute("PRAGMA data_version").fetchone()[0], connection.total_changes
+        if state == self._looked:
+            return
         connection.execute("BEGIN")
         oldest, newest = connection.execute(_BOUNDS).fetchone()
         newest = newest or 0
@@ -97,6 +98,8 @@ class Changes(Iterator[RawChange | Revision]):
             if change is not None:
                 self._tell(change)
         self._position = logged[-1][0] if logged else newest
+        if self._position == newest:
+            self._looked = state
         self._bookmark()
 
     def _rows(self, connection: sqlite3.Connection) -> dict[str, Row]:
