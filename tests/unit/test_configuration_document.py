@@ -19,7 +19,9 @@ SECTIONS = ("ipam", "policy", "kubernetes", "feature_control", "container_settin
 
 def keys() -> Iterator[str]:
     for key, kind in schema.NETCONF.fields.items():
-        if key not in SECTIONS:
+        if key == "RuntimeConfig":
+            yield "runtimeConfig"  # as it is written; upstream's field has no other name
+        elif key not in SECTIONS:
             yield key
         elif isinstance(kind, schema.Struct):
             yield from (f"{key}.{inner}" for inner in kind.fields if inner != "name")
