@@ -13,9 +13,7 @@ from calico_cni.identity import Identity
 from calico_cni.ipam.add import assign_new, result_of
 from calico_cni.ipam.assignment import Assignment
 from calico_cni.ipam.kubevirt import (
-    Machine,
     give_up,
-    held_by,
     is_persistent,
     machine_to_add,
     machine_to_delete,
@@ -25,6 +23,7 @@ from calico_cni.ipam.lock import host_lock
 from calico_cni.results import print_result
 from calico_ipam.datastore.api import Datastore, Deadline
 from calico_ipam.engine.client import IPAM
+from calico_ipam.errors import NotFound
 from calico_ipam.model.addresses import Address
 from calico_ipam.model.handle import check_handle
 from calico_ipam.model.owner import Owner
@@ -48,8 +47,14 @@ def add_machine(
     handle = machine.handle(call.conf.name)
     check_handle(handle)
     assignment = assignment.for_machine(handle, machine.attributes())
+    missing = ""
     with host_lock(call.conf.ipam_lock_file, call.log):
-        held = _taken_over(ipam.within(Deadline.after(timers.REUSE)), machine, assignment)
+        bound = ipam.within(Deadline.after(timers.REUSE))
+        try:
+            held = bound.ips_by_handle(handle)
+        except NotFound as error:
+            held, missing = [], f": {error}"
+        take_over(bound, machine, handle, held, assignment.attrs)
     if held:
         call.log.info("The machine's addresses go on with this pod", handle=handle, addresses=" ".join(map(str, held)))
         result = result_of([ip_interface(address) for address in held])
@@ -59,16 +64,10 @@ def add_machine(
         return Answer(print_result(result, call.conf.version), fresh=True)
     if machine.is_target:
         raise CNIError(
-            f"migration target pod but no IP allocated to VM handle {handle}",
+            f"migration target pod but no IP allocated to VM handle {handle}{missing}",
             "A migration continues with the addresses of its source, which has none.",
         )
     return assign_new(call, store, identity, assignment, wanted)
-
-
-def _taken_over(ipam: IPAM, machine: Machine, assignment: Assignment) -> list[Address]:
-    held = held_by(ipam, assignment.handle)
-    take_over(ipam, machine, assignment.handle, held, assignment.attrs)
-    return held
 
 
 def machine_handle(call: Call, store: Datastore, identity: Identity) -> str | None:
