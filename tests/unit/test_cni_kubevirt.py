@@ -122,7 +122,7 @@ def test_a_target_has_no_route_on_the_host_yet(farm: Farm) -> None:
 def test_a_target_without_a_source(farm: Farm) -> None:
     farm.pod(SECOND, migration="m-1")
     text = told(farm.bench.ipam("ADD", pod=SECOND, container=Y))
-    assert f"migration target pod but no IP allocated to VM handle {HANDLE}: resource does not exist: IPAMHandle" in text
+    assert f"no IP allocated to VM handle {HANDLE}: resource does not exist: IPAMHandle" in text
 
 
 def test_a_failed_pod_of_a_machine_keeps_the_machines_address(farm: Farm) -> None:
