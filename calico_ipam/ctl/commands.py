@@ -29,15 +29,29 @@ class Later:
 
 
 class UnknownCommand(click.UsageError):
-    """There is no command of this name."""
+    """There is no command of this name. ``hint``: what somebody may have meant who knows another tool."""
 
     def __init__(self, name: str, known: Sequence[str], context: click.Context) -> None:
         from difflib import get_close_matches
 
+        from calico_ipam.ctl import guesses
+
         close = get_close_matches(name, known, n=3)
+        meant = guesses.SYNONYMS.get(name.lower(), name)
+        close = [meant] if meant in known else close or elsewhere(name) or elsewhere(meant)
         tail = f" Did you mean {' or '.join(repr(each) for each in close)}?" if close else ""
         super().__init__(f"No such command {name!r}.{tail}", context)
         self.command_name = name
+        self.hint = "" if close else guesses.COMMANDS.get(name.lower(), "")
+
+
+def elsewhere(name: str) -> list[str]:
+    """Return where in the groups of the program a command of this name is: ``ipam check`` for ``check``."""
+    from calico_ipam.ctl.main import COMMANDS
+
+    groups = {group: COMMANDS[group].load() for group in ("ipam", "pool", "datastore")}
+    found = [f"{group} {name}" for group, each in groups.items() if isinstance(each, Commands) and name in each.names()]
+    return found if len(found) < 3 else []
 
 
 class Commands(click.Group):
@@ -50,6 +64,10 @@ class Commands(click.Group):
         self.helps_with_unknown = helps_with_unknown
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        return self.names()
+
+    def names(self) -> list[str]:
+        """Return the names of the commands that help shows."""
         return [*self.commands, *(name for name, each in self.later.items() if not each.hidden)]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -104,6 +122,7 @@ class Mirrored(click.Command):
 
 #: ``--watch`` or ``--watch=SECONDS``; see :class:`Watching`
 watch_option = click.option(
+    "-w",
     "--watch",
     type=click.FloatRange(min=0.1, max=86400),
     metavar="[=SECONDS]",
@@ -116,7 +135,8 @@ class Watching(Mirrored):
     ``get --watch pools`` means what it says."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, ["--watch=2" if each == "--watch" else each for each in args])
+        short = () if ctx.ensure_object(Session).compat else ("-w",)  # as kubectl's
+        return super().parse_args(ctx, ["--watch=2" if each in ("--watch", *short) else each for each in args])
 
 
 def is_exact(session: Session) -> bool:

@@ -60,8 +60,14 @@ def told(error: BaseException) -> list[tuple[str, str]]:
     if isinstance(error, IPAMError):
         text, hint = str(error).rstrip("\n"), error.hint
     elif isinstance(error, click.UsageError):
-        text = error.format_message()
-        if error.ctx is not None:
+        if isinstance(error, click.NoSuchOption):
+            from calico_ipam.ctl import guesses
+
+            hint = guesses.OPTIONS.get(error.option_name, "")
+        # What an option of another tool means here tells more than what is spelled like it.
+        text = error.message if hint else error.format_message()
+        hint = hint or getattr(error, "hint", "")
+        if error.ctx is not None and not hint:
             hint = f"'{error.ctx.command_path} --help' lists what it takes."
     elif isinstance(error, click.ClickException):
         text = error.format_message()

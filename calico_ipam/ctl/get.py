@@ -148,13 +148,14 @@ def known_kind(session: Session, word: str, *, prefix: str = "") -> Kind:
     if kind is None:
         from difflib import get_close_matches
 
+        from calico_ipam.ctl import guesses
+
         names = [alias for each in KINDS for alias in each.aliases]
         close = get_close_matches(word.lower(), names, n=2)
-        hint = (
-            f"Did you mean {' or '.join(close)}?"
-            if close
-            else f"Known are {', '.join(each.aliases[0] for each in KINDS)}."
+        others = (
+            f"Did you mean {' or '.join(close)}?" if close else f"Known are {', '.join(k.aliases[0] for k in KINDS)}."
         )
+        hint = guesses.KINDS.get(word.lower(), others)
         raise Told(f"{prefix}resource type '{word}' is not supported", hint=hint)
     return kind
 

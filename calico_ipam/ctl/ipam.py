@@ -6,6 +6,7 @@ import click
 
 from calico_ipam.ctl.commands import Commands, Later, Watching, watch_option
 from calico_ipam.ctl.completion import live_names
+from calico_ipam.ctl.failures import Told
 from calico_ipam.ctl.session import Session, common_options, pass_session
 
 _CTL = "calico_ipam.ctl."
@@ -33,6 +34,7 @@ def ipam() -> None:
 
 
 @click.command(cls=Watching)
+@click.argument("words", nargs=-1, metavar="[ADDRESS]")
 @click.option("--ip", metavar="ADDRESS", help="Show who holds this address.")
 @click.option("--handle", metavar="ID", shell_complete=live_names("handle"), help="Show the addresses of this handle.")
 @click.option("--pod", metavar="NAMESPACE/NAME", help="Show the addresses of this pod.")
@@ -52,6 +54,7 @@ def ipam() -> None:
 def show(
     session: Session,
     /,
+    words: tuple[str, ...],
     ip: str | None,
     handle: str | None,
     pod: str | None,
@@ -70,6 +73,11 @@ def show(
     from calico_ipam.ctl.version import check_version
 
     check_version(session, writes=False)
+    if words and session.for_people:  # calicoctl takes no notice of them
+        if len(words) > 1 or "/" in words[0] or not any(mark in words[0] for mark in ".:"):
+            hint = f"'ipamctl ipam explain {words[0]}' tells what it is."
+            raise Told(f"'{' '.join(words)}' is not one address", hint=hint)
+        ip = ip or words[0]
 
     def once() -> None:
         if ip:

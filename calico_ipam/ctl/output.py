@@ -84,8 +84,8 @@ def note(text: str, *, label: str = "note", color: bool | None = None) -> None:
         label, text = text[: len(label)], text[len(label) :]
     else:
         label, text = f"{label}:", f" {text}"
-    if label == "hint:" and errors_on_terminal():
-        text = paragraph(label + text, hanging="      ").removeprefix(label)
+    if errors_on_terminal() and "\n" not in text:
+        text = paragraph(label + text, hanging=" " * 6).removeprefix(label)
     plain = bool(os.environ.get("NO_COLOR")) if color is None else not color
     click.echo((label if plain else click.style(label, fg=colour)) + text, err=True, color=color)
 

@@ -107,8 +107,8 @@ def test_columns_for_people_appear_when_they_say_something(world: Cluster, ctl: 
 
 def test_wide(ctl: Ctl) -> None:
     out = ctl.ok("ipam", "show", "--show-blocks", "-o", "wide")
-    assert "| AFFINITY    | CLAIMED" in out
-    assert "| host:node-1 | 20" in out
+    assert "| AFFINITY    | NODES USING | CLAIMED" in out
+    assert "| host:node-1 |             | 20" in out
 
 
 def test_no_pools(world: Cluster, ctl: Ctl) -> None:

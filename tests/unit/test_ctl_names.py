@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 
-from calico_ipam.ctl.main import NAMES
+from calico_ipam.ctl.main import NAMES, cli
+from tests.cluster import memory_folder
+from tests.ctl import Ctl
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 PROGRAM = Path(sys.executable).parent / "ipamctl"
@@ -24,6 +30,15 @@ def programs(tmp_path: Path) -> Path:
     for name in (*NAMES, "other"):
         (tmp_path / name).symlink_to(PROGRAM)
     return tmp_path
+
+
+@pytest.fixture(scope="module")
+def ctl() -> Iterator[Ctl]:
+    """A store with a pool; no test of this file changes it."""
+    with tempfile.TemporaryDirectory(dir=memory_folder()) as folder:
+        made = Ctl(Path(folder) / "ipam.db")
+        made.ok("init", "--node", "node-1", "--ipv4-pool", "10.0.0.0/24")
+        yield made
 
 
 def run(program: Path | str, *argv: str, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -72,3 +87,56 @@ def test_a_call_through_kubectl(programs: Path, words: str, name: str) -> None:
     done = run(*call, "ipam", "bogus", folder=programs)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(f"Usage: {name} ipam")
+
+
+# --- what people type who know another tool -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "error", "hint"),
+    [
+        ("check", "Did you mean 'ipam check'?", ""),
+        ("gc", "Did you mean 'ipam gc'?", ""),
+        ("explain x", "Did you mean 'ipam explain'?", ""),
+        ("lock", "Did you mean 'datastore lock'?", ""),
+        ("pool add 10.0.0.0/24", "Did you mean 'create'?", ""),
+        ("pool rm x", "Did you mean 'delete'?", ""),
+        ("ipam shwo", "Did you mean 'show'?", ""),
+        ("describe ippool x", "No such command 'describe'.", "ipamctl ipam explain NAME"),
+        ("drain node-1", "No such command 'drain'.", "ipamctl delete node NAME"),
+        ("node status", "No such command 'node'.", "ipamctl doctor"),
+        ("xyzzy", "No such command 'xyzzy'.", "ipamctl --help"),
+        ("create ippool --cidr 10.0.0.0/24", "No such option '--cidr'.", "ipamctl pool create CIDR"),
+        ("ipam check --ip 10.0.0.1", "No such option '--ip'.", "ipamctl ipam check --help"),
+        ("get pods", "resource type 'pods' is not supported", "ipamctl ipam explain NAMESPACE/POD"),
+        ("get ip 10.0.0.1", "resource type 'ip' is not supported", "ipamctl ipam explain ADDRESS"),
+        ("get ippol", "resource type 'ippol' is not supported", "Did you mean ippool"),
+        ("get widgets", "resource type 'widgets' is not supported", "Known are ippool"),
+        ("ipam show shop/web", "'shop/web' is not one address", "ipamctl ipam explain shop/web"),
+    ],
+)
+def test_a_wrong_word_leads_on(ctl: Ctl, command: str, error: str, hint: str) -> None:
+    code, screen = ctl.on_terminal(*command.split(), columns=200)
+    assert code == 1
+    said = " ".join(line.strip() for line in screen.splitlines())
+    assert error in said.partition("hint:")[0]
+    assert hint in said.partition("hint:")[2]
+
+
+def test_an_address_needs_no_option(ctl: Ctl) -> None:
+    assert ctl.on_terminal("ipam", "show", "10.0.0.1") == (0, "10.0.0.1 is not assigned\n")
+    assert "GROUPING" in ctl.ok("ipam", "show", "10.0.0.1"), "calicoctl takes no notice of it"
+
+
+def test_every_guess_names_a_command_that_is_there() -> None:
+    from calico_ipam.ctl import guesses
+
+    for text in (*guesses.COMMANDS.values(), *guesses.KINDS.values(), *guesses.OPTIONS.values()):
+        for words in re.findall(r"'ipamctl ([a-z -]+)", text):
+            group = cli
+            for word in words.split():
+                if word.startswith("-") or not isinstance(group, click.Group):
+                    break
+                found = group.get_command(click.Context(group), word)
+                assert found is not None, text
+                group = found  # type: ignore[assignment]  # a command ends the search
