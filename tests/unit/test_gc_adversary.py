@@ -382,3 +382,36 @@ def test_a_right_to_write_that_is_missing_stops_only_what_needs_it(monkeypatch: 
     monkeypatch.undo()
     world.run(GRACE)
     assert holders(world, CIDR) == {}
+
+
+# --- waiting ----------------------------------------------------------------------------------------------------------
+
+
+def test_leaks_that_are_held_cost_no_retries() -> None:
+    """Limit U8: upstream's sync fails again and again while one address of a handle lives."""
+    world = world_of()
+    running_pod(world, "dual", "n1", "10.0.0.1")
+    add_block(world, CIDR, "n1", {1: ("dual", pod_attrs("n1", "dual")), 2: ("dual", pod_attrs("n1", "dual"))})
+    world.start()
+    world.run(4 * GRACE)
+    assert len(world.controller.held) == 1
+    passes, reads = world.passes, world.kube.reads
+    world.run(10 * GRACE)
+    assert world.passes - passes <= 2 * 10 * 2, "it looks when it is due, and never because of them"
+    assert world.kube.reads == reads
+    assert world.controller.record.syncs["error"] == 0
+
+
+def test_who_starts_again_begins_with_whole_grace_periods() -> None:
+    """Limit U22: timers are in memory only."""
+    world = world_of()
+    leak(world, CIDR, 1)
+    world.start()
+    world.run(GRACE - 1)
+    again = World(options=world.controller.options, store=world.store)
+    again.kube, again.live.kube = world.kube, world.kube
+    again.start()
+    again.run(GRACE - 1)
+    assert holders(again, CIDR)
+    again.run(GRACE)
+    assert holders(again, CIDR) == {}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from calico_gc import intake
 from calico_gc.decide import UNREADABLE, Standing
-from calico_gc.feed import BROKEN, SYNCED, DatastoreSource, KubeSource, _Relay
+from calico_gc.feed import BROKEN, SYNCED, DatastoreSource, KubeSource, KubeVirt, _Relay
 from calico_gc.intake import Change
 from calico_gc.kinds import INSTANCES, MACHINES, NODES, PODS, Kind
 from calico_gc.kube import Cluster, everything
@@ -24,6 +24,7 @@ from calico_ipam.model.keys import BlockKey, Blocks, ResourceKey
 from calico_ipam.model.resource import NODE, Resource
 from tests.gc_world import GcClock
 from tests.memory import MemoryStore
+from tests.unit.test_gc_loop import wait_until
 
 NO_SUCH_PATH = b"404 page not found\n"
 
@@ -57,7 +58,7 @@ def many(number: int) -> set[tuple[str, str]]:
     return {("d", f"p{n}") for n in range(number)}
 
 
-# --- live reads ------------------------------------------------------------------------------------------------------
+# --- live reads -----------------------------------------------------------------------------------------------------
 
 
 def test_only_the_api_server_itself_can_say_that_a_pod_is_gone() -> None:
@@ -143,7 +144,7 @@ def test_a_calico_node_that_cannot_be_understood_is_not_gone(number: int) -> Non
     assert found["gone"].gone
 
 
-# --- what is followed ------------------------------------------------------------------------------------------------
+# --- what is followed -----------------------------------------------------------------------------------------------
 
 
 class Heard:
@@ -201,6 +202,24 @@ def test_kinds_that_always_exist_do_not_vanish(kind: Kind, monkeypatch: pytest.M
     assert [change.value for change in heard.changes if change.key == ("d", "a") or change.key == "a"] != [None]
     assert all(c.value is not None for c in heard.changes if c.kind not in ("syncing", "synced"))
     assert heard.kinds().count(SYNCED) == 1
+
+
+@pytest.mark.parametrize("document", [{}, {"metadata": None}, {"metadata": {"namespace": "d", "name": "a"}, "spec": 7}])
+def test_an_object_that_went_is_told_whatever_its_last_state_was(
+    document: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """gc §19.1, tombstones: what the API server sends with a deletion may be its last state, an old one, or nothing."""
+    heard = Heard()
+    source = KubeSource(Lists(), PODS, heard)  # type: ignore[arg-type]  # a fake in its place
+    source._told("d/a", listed("PodList", "a")["items"][0])
+    source._event(json.dumps({"type": "DELETED", "object": document}).encode())
+    assert [change.value is not None for change in heard.changes if change.key in (("d", "a"), ("", ""))] == [
+        True,
+        False,
+    ]
+    source._event(json.dumps({"type": "DELETED", "object": None}).encode())
+    source._event(b"7")
+    source._event(b"null")
 
 
 def test_machines_are_unknown_while_their_definition_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -292,3 +311,76 @@ def test_errors_that_say_not_found_are_told_apart() -> None:
     assert isinstance(theirs, NotFound)
     assert type(theirs) is not NotFound
     assert isinstance(error_of(request, 404, {}, b"nothing here", ""), IPAMError)
+
+
+# --- KubeVirt (gc §1.4, §19.5) --------------------------------------------------------------------------------------
+
+
+class Servers:
+    """An API server on which KubeVirt is, is not, or is not to be asked about."""
+
+    def __init__(self, *group: Exception | None) -> None:
+        self.group = list(group)  #: one answer after the other; the last one stays
+
+    def call(self, request: Request, deadline: Any) -> dict[str, Any]:
+        if request.path == "/apis/kubevirt.io":
+            answer = self.group.pop(0) if len(self.group) > 1 else self.group[0]
+            if answer is not None:
+                raise answer
+            return {}
+        return listed("List", "vm" if request.path.endswith("virtualmachines") else "vmi")
+
+    def open_stream(self, request: Request, seconds: float) -> Any:
+        raise StoreUnavailable("watches are not to be had")
+
+
+ABSENT, BROKEN_GROUP = NotFound("kubevirt.io"), StoreUnavailable("away")
+
+
+@pytest.mark.parametrize(
+    ("answers", "known"),
+    [
+        ((None,), True),
+        ((ABSENT, ABSENT, None), True),
+        ((BROKEN_GROUP, BROKEN_GROUP, None), True),
+        ((ABSENT,), False),
+        ((BROKEN_GROUP,), False),
+    ],
+    ids=["there", "appears later", "errors first", "absent", "never told"],
+)
+def test_kubevirts_machines_are_known_once_they_are_all_listed(
+    answers: tuple[Any, ...], known: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("calico_gc.feed.KUBEVIRT_PAUSE", 0.01)
+    heard, looks, last = Heard(), threading.Event(), Servers(*answers)
+    count = 0
+
+    def counted(request: Request, deadline: Any, call: Any = last.call) -> dict[str, Any]:
+        nonlocal count
+        count += 1
+        if count > 8:
+            looks.set()
+        return dict(call(request, deadline))
+
+    monkeypatch.setattr(last, "call", counted)
+    source = KubeVirt(last, heard)  # type: ignore[arg-type]  # a fake in its place
+    source.start()
+    try:
+        if known:
+            wait_until(lambda: [c for c in heard.changes if c.kind == intake.MACHINES_THERE and c.value], "machines")
+        else:
+            assert looks.wait(30), "it goes on looking"
+    finally:
+        source.stop()
+    told = [(c.kind, c.value) for c in heard.changes if c.kind in (intake.MACHINES_THERE, SYNCED)]
+    assert told[0] == (SYNCED, True), "it counts as listed at once: nothing waits for KubeVirt"
+    assert ((intake.MACHINES_THERE, True) in told) is known
+
+
+def test_kubevirt_that_is_stopped_before_it_was_found_stays_unknown() -> None:
+    heard = Heard()
+    source = KubeVirt(Servers(None), heard)  # type: ignore[arg-type]  # a fake in its place
+    source.stop()
+    source._look()
+    assert source._inner == []
+    assert intake.MACHINES_THERE not in heard.kinds()

@@ -29,7 +29,7 @@ from calico_ipam.datastore.sqlite import SQLiteStore
 from calico_ipam.errors import NotFound, StoreUnavailable, Unauthorized
 from calico_ipam.model.keys import ResourceKey, Resources
 from calico_ipam.model.resource import IP_POOL, NODE, Resource
-from tests.gc_world import GcClock
+from tests.gc_world import GcClock, World
 
 PATIENCE = 60.0
 
@@ -101,6 +101,20 @@ def test_backoff_doubles_to_a_limit_and_forgets() -> None:
     backoff.failed(key, 0.0)
     backoff.succeeded(key)
     assert backoff.ready(key, 0.0)
+
+
+def test_five_wishes_to_look_again_are_one_look() -> None:
+    """gc §19.1: the retry controller fires once, at the earliest time that was wished for."""
+    world = World()
+    world.start()
+    before = world.passes
+    for seconds in (5.0, 1.0, 3.0, 1.0, 2.0):
+        world.controller.sleep_until(world.clock.mono + seconds)
+    world._next_tick = world.clock.mono + 1000.0
+    world.run(0.9)
+    assert world.passes == before
+    world.run(3.0)
+    assert world.passes == before + 1
 
 
 def test_a_bucket_keeps_its_pace() -> None:
