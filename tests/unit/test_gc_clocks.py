@@ -11,9 +11,9 @@ from calico_gc.suspicion import Moment
 from calico_gc.timing import Jumps
 
 from calico_ipam.model.timestamps import SECOND
+from tests.gc_lease import FakeApi
 from tests.gc_things import add_block, add_to_handle, cooldown, has_handle, holders, pod_attrs, rows, running_pod
 from tests.gc_world import GcClock, World
-from tests.unit.test_gc_leader import FakeApi
 
 HOUR = 3600.0
 JUMPS = (HOUR * 6, -HOUR * 6, 120.0, -120.0)

@@ -23,8 +23,8 @@ from calico_ipam.model.addresses import parse_network
 from calico_ipam.model.keys import BlockKey, Blocks, ResourceKey
 from calico_ipam.model.resource import NODE, Resource
 from tests.gc_world import GcClock
+from tests.kube_tools import wait_until
 from tests.memory import MemoryStore
-from tests.unit.test_gc_loop import wait_until
 
 NO_SUCH_PATH = b"404 page not found\n"
 
@@ -367,7 +367,9 @@ def test_kubevirts_machines_are_known_once_they_are_all_listed(
     source.start()
     try:
         if known:
-            wait_until(lambda: [c for c in heard.changes if c.kind == intake.MACHINES_THERE and c.value], "machines")
+            wait_until(
+                lambda: [c for c in heard.changes if c.kind == intake.MACHINES_THERE and c.value], what="machines"
+            )
         else:
             assert looks.wait(30), "it goes on looking"
     finally:
