@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from calico_cni.errors import TRY_AGAIN_LATER, CNIError
+from calico_cni.protocol import ADD
 
 #: Seconds that undoing may take; whoever stopped the call has little patience.
 UNDO_SECONDS = 15
@@ -28,7 +29,9 @@ class CallStopped(BaseException):
 
     def error(self, command: str) -> CNIError:
         """Return what the runtime hears of it."""
-        if self.undone:
+        if command != ADD:
+            details = "Repeat the call; it goes on with what is left to do."
+        elif self.undone:
             details = "What it had done by then was undone; repeat the call."
         else:
             details = (

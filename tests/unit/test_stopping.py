@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from calico_cni.stopping import CallStopped
+
 PROGRAM = """
 import json, os, signal, sys, time
 from calico_cni import stopping
@@ -48,6 +50,12 @@ def test_it_is_told_once_and_a_second_signal_does_not_cut_undoing_short(name: st
         "msg": f"ADD was stopped by {name}",
         "details": "What it had done by then was undone; repeat the call.",
     }
+
+
+def test_other_verbs_have_nothing_to_undo() -> None:
+    found = CallStopped("SIGTERM").error("DEL")
+    assert (found.code, found.message) == (11, "DEL was stopped by SIGTERM")
+    assert found.details == "Repeat the call; it goes on with what is left to do."
 
 
 def test_undoing_that_takes_too_long_is_given_up() -> None:
