@@ -36,9 +36,10 @@ from calico_ipam.datastore.api import (
 from calico_ipam.datastore.kube import codec
 from calico_ipam.datastore.kube.abreast import Abreast
 from calico_ipam.datastore.kube.api import JSON, NAMES, KubeApi, Request
-from calico_ipam.datastore.kube.codec import V1, V3, Group
+from calico_ipam.datastore.kube.codec import Group
 from calico_ipam.datastore.kube.derived import write_endpoint, write_node
 from calico_ipam.datastore.kube.errors import Expired
+from calico_ipam.datastore.kube.groups import ServedGroup
 from calico_ipam.datastore.kube.objects import entry_of, lazy_block, marked_deleted, meta, within_scope
 from calico_ipam.datastore.kube.paths import Collection, Place, collection_of, missing, place_of, storable, unlabelled
 from calico_ipam.datastore.kube.watch import Watch
@@ -83,7 +84,7 @@ class KubernetesStore(Datastore):
         self._deadline: Deadline | None = None
         self._abreast = Abreast()
         self._closed = threading.Event()
-        self._found = _Found(settings.calico_api_group)
+        self._served = ServedGroup(settings.calico_api_group)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -116,17 +117,7 @@ class KubernetesStore(Datastore):
     @property
     def group(self) -> Group:
         """Which API group holds the data: as set, else found out once (datastore §8)."""
-        return self._found.group(self._discover)
-
-    def _discover(self) -> Group:
-        try:
-            found = self._call(Request("GET", "/apis"))
-        except IPAMError as error:
-            log.warning("API groups cannot be listed, taking %s: %s", V1, error)
-            return Group(V1)
-        groups = {str(mapping(g).get("name")) for g in found.get("groups") or ()}
-        v3_only = V3.partition("/")[0] in groups and V1.partition("/")[0] not in groups
-        return Group(V3 if v3_only else V1)
+        return self._served.group(self._call)
 
     def _call(self, request: Request) -> dict[str, Any]:
         return self._api.call(request, self._deadline)
@@ -389,21 +380,6 @@ class KubernetesStore(Datastore):
 
     def watch(self, scope: Scope, since: Revision) -> Watch:
         return Watch(self, self._api, self._collection(scope), scope, since, self._closed)
-
-
-class _Found:
-    """What was found out once and is shared by all views of a store: the API group."""
-
-    def __init__(self, group: str) -> None:
-        self._lock = threading.Lock()
-        self._group = Group(V3 if group.lower() == V3 else V1) if group else None
-
-    def group(self, discover: Callable[[], Group]) -> Group:
-        if self._group is None:
-            found = discover()
-            with self._lock:
-                self._group = self._group or found
-        return self._group
 
 
 def _worded(error: IPAMError, write: Write) -> IPAMError:
