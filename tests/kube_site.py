@@ -99,9 +99,9 @@ class Site:
         return sum(len(list(entry.value.taken())) for entry in self.store.list(Blocks()))
 
 
-def finished(process: subprocess.Popen[str]) -> dict[str, Any]:
+def finished(process: subprocess.Popen[str], seconds: float = 60) -> dict[str, Any]:
     """Wait for a call that must work; returns what it printed."""
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=seconds)
     assert process.returncode == 0, out + err
     found: dict[str, Any] = json.loads(out) if out else {}
     return found
