@@ -196,7 +196,7 @@ def _need_feature(enabled: bool, feature: str, annotation: str) -> None:
 
 def text_list(text: str) -> tuple[str, ...]:
     """Return a JSON list of strings; ``null`` is an empty one, and inside it an empty string. Raises GoJSONError."""
-    found = gojson.load(text.encode("utf-8", "surrogateescape"))
+    found = gojson.load(text.encode("utf-8", "surrogatepass"))
     if found is None:
         return ()
     if not isinstance(found, list):

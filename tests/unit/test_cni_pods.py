@@ -203,6 +203,8 @@ REFUSED: list[tuple[str, Callable[[PodBench], Any], dict[str, Any], str]] = [
         {},
         "failed to parse '[8]' as JSON: json: cannot unmarshal number into Go value of type string",
     ),
+    ("sources too deep", lambda b: b.pod(allowedSourcePrefixes="[" * 3000), {}, "as JSON: exceeded max depth"),
+    ("families of no text", lambda b: b.pod(ipFamilies="\ud800"), {}, "looking for beginning of value"),
     ("sources null", lambda b: b.pod(allowedSourcePrefixes="[null]"), {}, "failed to parse '' as a CIDR: invalid CIDR"),
     ("bad pools", lambda b: b.pod(ipv4pools="pool4"), {}, "invalid character 'p' looking for beginning of value"),
     ("bad pools of the namespace", lambda b: b.namespace(ipv4pools="x"), {}, "The namespace's annotation"),

@@ -174,7 +174,7 @@ def text_list(annotations: Mapping[str, Any], name: str) -> list[str]:
         return []
     try:
         found = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         found = False
     if found is None:
         return []
