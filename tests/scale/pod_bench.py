@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import resource
 import statistics
+import subprocess
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -57,12 +58,17 @@ def at_once(site: Site, sandboxes: list[Namespace]) -> None:
         began = time.perf_counter()
         running = [site.start(verb, f"m{number}-{index}", sandbox) for index, sandbox in enumerate(sandboxes)]
         with ThreadPoolExecutor(number) as threads:
-            ends = sorted(threads.map(lambda process: (finished(process, PATIENCE), time.perf_counter() - began)[1], running))
+            ends = sorted(end - began for end in threads.map(_end, running))
         p50, p99 = ends[number // 2], ends[min(number - 1, number * 99 // 100)]
         print(f"{number} {verb}s at once: p50 {p50:.1f} s, p99 {p99:.1f} s", flush=True)
         held = site.held()
         if held != (number if verb == "ADD" else 0):
             raise SystemExit(f"{held} addresses are held after {number} {verb}s")
+
+
+def _end(process: subprocess.Popen[str]) -> float:
+    finished(process, PATIENCE)
+    return time.perf_counter()
 
 
 def main() -> None:
