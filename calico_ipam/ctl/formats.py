@@ -11,7 +11,7 @@ from calico_ipam.errors import InvalidInput
 from calico_ipam.model.addresses import parse_network
 from calico_ipam.model.pool import AUTOMATIC, DEFAULT_BLOCK_SIZE, TUNNEL, WORKLOAD
 from calico_ipam.model.resource import Resource
-from calico_ipam.model.resource_schema import ANY, METADATA, SCHEMAS
+from calico_ipam.model.resource_schema import ANY, METADATA, SCHEMAS, is_kept
 
 #: kinds whose status is shown even when it is empty
 _WITH_STATUS = frozenset({"Node", "KubeControllersConfiguration", "Tier"})
@@ -59,8 +59,8 @@ def document(resource: Resource, *, export: bool = False) -> dict[str, Any]:
     if schema is not None and schema.spec != ANY:
         ordered = {
             name: spec[name]
-            for name in schema.spec
-            if name in spec and (spec[name] or name in schema.kept | schema.shown)
+            for name, kind in schema.spec.items()
+            if name in spec and is_kept(spec[name], kind, name in schema.kept | schema.shown)
         }
         spec = ordered | {name: value for name, value in spec.items() if name not in schema.spec}
     found: dict[str, Any] = {

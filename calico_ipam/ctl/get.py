@@ -328,13 +328,14 @@ def _content(found: Found, *, export: bool) -> Any:
 
 
 def _template(session: Session, name: str, value: str, contents: list[Any]) -> None:
-    from calico_ipam.ctl.gotemplate import render
+    from calico_ipam.ctl.gotemplate import render, whole
 
     template = value
     if name == "go-template-file":
         with open(value, encoding="utf-8") as file:  # noqa: PTH123 - pathlib is not needed otherwise, and costs 7 ms
             template = file.read()
-    click.echo(render(template, contents, {"config": lambda key: _config_value(session, key)}), nl=False)
+    shown = [whole(each) for each in contents]
+    click.echo(render(template, shown, {"config": lambda key: _config_value(session, key)}), nl=False)
 
 
 def _config_value(session: Session, key: str) -> str:

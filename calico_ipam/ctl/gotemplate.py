@@ -11,10 +11,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from calico_ipam.errors import InvalidInput
+from calico_ipam.model.resource_schema import SCHEMAS
 
 _ACTION = re.compile(r"\{\{(-?)\s*(.*?)\s*(-?)\}\}", re.DOTALL)
 _WORD = re.compile(r"\"(?:\\.|[^\"\\])*\"|`[^`]*`|[^\s|()]+|[|()]")
 _ALIASES = {"objectmeta": "metadata", "typemeta": ""}
+#: what Go finds in the metadata of a resource too
+_PROMOTED = frozenset(
+    (
+        *("name", "namespace", "labels", "annotations", "uid", "resourceversion", "creationtimestamp"),
+        *("generatename", "generation", "finalizers"),
+    )
+)
+#: what a field holds that is not there, by its type
+_ZERO: Mapping[str, Any] = {"bool": False, "int": 0, "int32": 0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +154,9 @@ def _field(value: Any, name: str, word: str, node: _Node) -> Any:
         for key, item in value.items():
             if key.lower() == wanted:
                 return item
+        if wanted in _PROMOTED and isinstance(value.get("metadata"), Mapping) and "items" not in value:
+            empty: Any = {} if wanted in ("labels", "annotations") else ""
+            return next((item for key, item in value["metadata"].items() if key.lower() == wanted), empty)
         if isinstance(value, Mapping) and name[:1].isupper():
             return "" if "items" not in value else _missing(name, word, node, "runtime.Object")
     return _missing(name, word, node, "[]runtime.Object" if isinstance(value, list) else type(value).__name__)
@@ -200,3 +213,17 @@ def _indexed(value: Any, keys: tuple[Any, ...]) -> Any:
     for key in keys:
         value = value[key]
     return value
+
+
+def whole(document: Any) -> Any:
+    """Return a document, or a list of them, with the fields of its spec that are not there: in Go each has a value."""
+    if isinstance(document, Mapping) and isinstance(document.get("items"), list):
+        return {**document, "items": [whole(item) for item in document["items"]]}
+    schema = SCHEMAS.get(str(document.get("kind"))) if isinstance(document, Mapping) else None
+    if schema is None or not isinstance(schema.spec, Mapping):
+        return document
+    zeros = {name: _ZERO.get(kind, "") for name, kind in schema.spec.items() if isinstance(kind, str)}
+    lists: dict[str, list[str]] = {
+        name: [] for name, kind in schema.spec.items() if isinstance(kind, str) and kind.startswith("[]")
+    }
+    return {**document, "spec": {**zeros, **lists, **document.get("spec", {})}}

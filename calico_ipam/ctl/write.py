@@ -142,14 +142,14 @@ def validate(session: Session, /, files: tuple[str, ...], **more: Any) -> None:
 
 
 def _validated(document: Document) -> None:
-    from calico_ipam.model.other_rules import check_resource
+    from calico_ipam.model.other_rules import check_resource, completed_spec
     from calico_ipam.model.pool_rules import PoolRequest, check_pool_alone
 
     kind = str(document["kind"])
     if kind == "IPPool":
         check_pool_alone(PoolRequest.from_document(document))
     else:
-        check_resource(kind, document)
+        check_resource(kind, {**document, "spec": completed_spec(kind, document.get("spec") or {})})
 
 
 # --- what all have in common ---------------------------------------------------------------------------------

@@ -18,13 +18,14 @@ from calico_ipam.engine.world import CONFIG, POOLS, Engine
 from calico_ipam.errors import AlreadyExists, Conflict, InvalidInput, NotFound, NotSupported, RefusedError
 from calico_ipam.model.config import IPAMConfig
 from calico_ipam.model.keys import Blocks, ResourceKey
-from calico_ipam.model.other_rules import check_resource
+from calico_ipam.model.other_rules import check_new_name, check_resource, completed_spec
 from calico_ipam.model.pool import parse_pools
 from calico_ipam.model.pool_rules import PoolRequest, check_changed_pool, check_existing_blocks, check_new_pool
 from calico_ipam.model.resource import (
     CLUSTER_INFORMATION,
     IP_POOL,
     IPAM_CONFIGURATION,
+    KUBE_CONTROLLERS_CONFIGURATION,
     NODE,
     Resource,
     mapping,
@@ -135,14 +136,11 @@ class Resources:
             with suppress(NotSupported):
                 check_existing_blocks(request, cidr, pools.block_cidrs(snapshot.listing(Blocks())))
             return request.resource(cidr)
-        check_resource(kind, document, schema=not self.server_rules)
-        content = {
-            "kind": kind,
-            "apiVersion": "projectcalico.org/v3",
-            "metadata": kept,
-            "spec": document.get("spec") or {},
-        }
-        if kind == NODE:
+        spec = completed_spec(kind, mapping(document.get("spec")))
+        check_resource(kind, {**document, "spec": spec}, schema=not self.server_rules)
+        check_new_name(kind, str(kept.get("name") or ""))
+        content = {"kind": kind, "apiVersion": "projectcalico.org/v3", "metadata": kept, "spec": spec}
+        if kind in (NODE, KUBE_CONTROLLERS_CONFIGURATION):
             content["status"] = document.get("status") or {}
         return Resource(kind, str(kept.get("name") or ""), content, str(kept.get("namespace") or ""))
 
@@ -185,8 +183,8 @@ class Resources:
             cidr = check_changed_pool(request, before, schema=not self.server_rules)
             spec: Mapping[str, Any] = request.resource(cidr).spec
         else:
-            check_resource(kind, document, schema=not self.server_rules)
-            spec = mapping(document.get("spec"))
+            spec = completed_spec(kind, mapping(document.get("spec")))
+            check_resource(kind, {**document, "spec": spec}, schema=not self.server_rules)
         return Resource(
             kind, before.name, {**before.document, "metadata": metadata, "spec": dict(spec)}, before.namespace
         )

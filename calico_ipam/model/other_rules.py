@@ -12,7 +12,48 @@ from calico_ipam.model.metadata_rules import annotation_rules, label_rules, name
 from calico_ipam.model.pool_rules import Violation, refusal
 from calico_ipam.model.resource import mapping
 
+METRICS_PORT = 9094
+ASSIGN_IPS = ("AllServices", "RequestedServicesOnly")
+_SWITCH = ("Enabled", "Disabled")
+#: of KubeControllersConfiguration: where a text stands, and what it may be, in the order of the definition
+_CHOICES = (
+    ("controllers.loadBalancer.assignIPs", ASSIGN_IPS),
+    ("controllers.migration.policyNameMigrator", ("Disabled", "Enabled")),
+    ("controllers.node.hostEndpoint.autoCreate", _SWITCH),
+    ("controllers.node.syncLabels", _SWITCH),
+    ("healthChecks", _SWITCH),
+    ("logSeverityScreen", ("None", "Debug", "Info", "Warning", "Error", "Fatal", "Panic")),
+)
+_PORTS = ("debugProfilePort", "prometheusMetricsPort")
 _NUMBERS = (("maxBlocksPerHost", 0, 1_000_000), ("ipCooldownSeconds", 0, 1200))
+
+
+def completed_spec(kind: str, spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a spec with what upstream's client fills in before it stores a resource."""
+    made = dict(spec)
+    if kind != "KubeControllersConfiguration":
+        return made
+    made.setdefault("prometheusMetricsPort", METRICS_PORT)
+    made["healthChecks"] = made.get("healthChecks") or "Enabled"
+    controllers = {name: dict(mapping(each)) for name, each in mapping(made.get("controllers")).items()}
+    for name, field, value in (
+        ("node", "leakGracePeriod", "15m0s"),
+        ("loadBalancer", "assignIPs", ASSIGN_IPS[0]),
+        ("migration", "policyNameMigrator", "Enabled"),
+    ):
+        if name in controllers and not controllers[name].get(field):
+            controllers[name][field] = value
+    return {**made, "controllers": controllers}
+
+
+def check_new_name(kind: str, name: str) -> None:
+    """Refuse a new resource of a kind of which there is one, under another name. Raises InvalidInput."""
+    if kind == "KubeControllersConfiguration" and name != "default":
+        raise InvalidInput(
+            'Cannot create a Kube Controllers Configuration resource with a name other than "default"',
+            subject=name,
+            hint="There is one for the whole cluster, and it is named default.",
+        )
 
 
 def check_resource(kind: str, document: Mapping[str, Any], *, schema: bool = True) -> None:
@@ -32,6 +73,8 @@ def check_resource(kind: str, document: Mapping[str, Any], *, schema: bool = Tru
         broken += _reservation(spec)
     if kind == "IPAMConfiguration":
         broken += _configuration(spec)
+    if kind == "KubeControllersConfiguration":
+        broken += _controllers(spec)
     if not schema:
         broken = [each for each in broken if not each.field.startswith("spec.")]
     if broken:
@@ -90,3 +133,20 @@ def _configuration(spec: Mapping[str, Any]) -> Iterator[Violation]:
     persistence = spec.get("kubeVirtVMAddressPersistence")
     if persistence not in (None, "", "Enabled", "Disabled"):
         yield Violation("spec.kubeVirtVMAddressPersistence", None, 'supported values: "Enabled", "Disabled"')
+
+
+def _controllers(spec: Mapping[str, Any]) -> Iterator[Violation]:
+    for path, choices in _CHOICES:
+        value: Any = spec
+        for step in path.split("."):
+            value = mapping(value).get(step)
+        if value and value not in choices:
+            names = ", ".join(f'"{each}"' for each in choices)
+            yield Violation(f"spec.{path}", None, f"supported values: {names}", f"{value!r} is none of them.")
+    for name in _PORTS:
+        value = spec.get(name)
+        place = f"spec.{name}"
+        if isinstance(value, int) and value < 0:
+            yield Violation(place, None, f"{place} in body should be greater than or equal to 0")
+        if isinstance(value, int) and value > 65535:
+            yield Violation(place, None, f"{place} in body should be less than or equal to 65535")

@@ -1,7 +1,7 @@
 """The fields of the resources that people write, in the order in which upstream stores them (cli §8, §9, §10).
 
 A field is ``string``, ``bool``, ``int``, ``[]string``, a nested schema, a list of one, a map of strings, or ``any``.
-Zero values are not stored, unless the kind says so.
+Zero values are not stored, unless the kind says so; of a type with a star they are.
 """
 
 from __future__ import annotations
@@ -13,7 +13,15 @@ from typing import Any
 from calico_ipam.errors import InvalidInput
 
 ANY = "any"
-Field = Any  # a type name, a nested mapping, or a list with one of them
+Field = Any  # a type name, a nested mapping, an Optional one, or a list with one of them
+
+
+@dataclass(frozen=True, slots=True)
+class Optional:
+    """A nested mapping that means something even when it is empty."""
+
+    fields: Mapping[str, Field]
+
 
 METADATA: Mapping[str, Field] = {
     "name": "string",
@@ -62,6 +70,66 @@ _NODE = {
     "wireguard": {"interfaceIPv4Address": "string", "interfaceIPv6Address": "string"},
     "addresses": [{"address": "string", "type": "string"}],
 }
+_PERIOD = Optional({"reconcilerPeriod": "string"})
+_CONTROLLERS = {
+    "logSeverityScreen": "string",
+    "healthChecks": "string",
+    "etcdV3CompactionPeriod": "string",
+    "prometheusMetricsPort": "*int",
+    "controllers": Optional(
+        {
+            "node": Optional(
+                {
+                    "reconcilerPeriod": "string",
+                    "syncLabels": "string",
+                    "hostEndpoint": Optional(
+                        {
+                            "autoCreate": "string",
+                            "createDefaultHostEndpoint": "string",
+                            "templates": [
+                                {
+                                    "generateName": "string",
+                                    "interfaceCIDRs": "[]string",
+                                    "interfacePattern": "string",
+                                    "nodeSelector": "string",
+                                    "labels": "map[string]string",
+                                    "annotations": "map[string]string",
+                                }
+                            ],
+                        }
+                    ),
+                    "leakGracePeriod": "string",
+                }
+            ),
+            "policy": _PERIOD,
+            "workloadEndpoint": _PERIOD,
+            "serviceAccount": _PERIOD,
+            "namespace": _PERIOD,
+            "loadBalancer": Optional({"assignIPs": "string"}),
+            "migration": Optional({"policyNameMigrator": "string"}),
+        }
+    ),
+    "debugProfilePort": "*int32",
+}
+_ENDPOINT = {
+    "orchestrator": "string",
+    "workload": "string",
+    "node": "string",
+    "containerID": "string",
+    "pod": "string",
+    "endpoint": "string",
+    "serviceAccountName": "string",
+    "ipNetworks": "[]string",
+    "ipNATs": [{"internalIP": "string", "externalIP": "string"}],
+    "ipv4Gateway": "string",
+    "ipv6Gateway": "string",
+    "profiles": "[]string",
+    "interfaceName": "string",
+    "mac": "string",
+    "ports": ANY,
+    "allowSpoofedSourcePrefixes": "[]string",
+    "qosControls": ANY,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +156,8 @@ SCHEMAS: Mapping[str, Schema] = {
         kept=frozenset({"strictAffinity", "autoAllocateBlocks"}),
     ),
     "Node": Schema(_NODE),
-    "KubeControllersConfiguration": Schema(ANY),
-    "WorkloadEndpoint": Schema(ANY),
+    "KubeControllersConfiguration": Schema(_CONTROLLERS, kept=frozenset({"controllers"})),
+    "WorkloadEndpoint": Schema(_ENDPOINT),
     "ClusterInformation": Schema(
         {
             "clusterGUID": "string",
@@ -133,7 +201,7 @@ def checked(kind: str, document: Mapping[str, Any]) -> dict[str, Any]:
     metadata = _read(document.get("metadata") or {}, METADATA, "ObjectMeta", "metadata")
     spec = _read(document.get("spec") or {}, schema.spec, f"{kind}Spec", "spec", schema.kept)
     for name in schema.kept:
-        spec.setdefault(name, False)
+        spec.setdefault(name, {} if isinstance(schema.spec[name], Optional) else False)
     if schema.kept:
         spec = {name: spec[name] for name in schema.spec if name in spec}
     found = {"kind": kind, "apiVersion": "projectcalico.org/v3", "metadata": metadata, "spec": spec}
@@ -152,18 +220,25 @@ def _read(value: Any, fields: Field, struct: str, path: str, kept: frozenset[str
         if name is None:
             raise UnknownField(str(key), list(fields), f"'{path}'")
         given[name] = _typed(item, fields[name], struct, f"{path}.{name}")
-    return {name: given[name] for name in fields if name in given and (given[name] or name in kept)}
+    return {name: given[name] for name in fields if name in given and is_kept(given[name], fields[name], name in kept)}
+
+
+def is_kept(value: Any, kind: Field, always: bool) -> bool:
+    """Tell whether a field is written: Go leaves out what is empty, but for what is optional and there."""
+    optional = isinstance(kind, Optional) or (isinstance(kind, str) and kind.startswith("*"))
+    return bool(value) or always or (optional and value is not None)
 
 
 def _typed(value: Any, kind: Field, struct: str, path: str) -> Any:
     if value is None or kind == ANY:
         return value
-    if isinstance(kind, Mapping):
-        return _read(value, kind, struct, path)
+    if isinstance(kind, (Mapping, Optional)):
+        return _read(value, kind.fields if isinstance(kind, Optional) else kind, struct, path)
     if isinstance(kind, list):
         if not isinstance(value, list):
             raise _mismatch(value, struct, path, "[]object")
         return [_typed(item, kind[0], struct, path) for item in value]
+    kind = kind.removeprefix("*")
     if kind.startswith("[]"):
         if not isinstance(value, list):
             raise _mismatch(value, struct, path, kind)

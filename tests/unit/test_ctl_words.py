@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -184,6 +185,68 @@ def test_lists_and_arrays_of_resources(ctl: Ctl) -> None:
     assert said(ctl, "create -f -", stdin=listed) == (0, "Successfully created 3 'IPPool' resource(s)\n", "")
     again = said(ctl, "get -f - -o custom-columns=NAME", stdin=listed)
     assert again[:2] == (0, "".join(f"NAME   \n{name:<7}\n\n" for name in "cde"))
+
+
+CONTROLLERS = (
+    "apiVersion: projectcalico.org/v3\nkind: KubeControllersConfiguration\nmetadata: {{name: {0}}}\nspec: {1}\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "spec", "words"),
+    [
+        ("other", "{controllers: {}}", "Cannot create a Kube Controllers Configuration resource with a name other than "
+         '"default"'),
+        ("default", "{healthChecks: Maybe, controllers: {}}",
+         'error with field spec.healthChecks (supported values: "Enabled", "Disabled")'),
+        ("default", "{controllers: {loadBalancer: {assignIPs: Some}}}",
+         "error with field spec.controllers.loadBalancer.assignIPs (supported values: "
+         '"AllServices", "RequestedServicesOnly")'),
+        ("default", "{prometheusMetricsPort: 70000, controllers: {}}",
+         "error with field spec.prometheusMetricsPort (spec.prometheusMetricsPort in body should be less than or equal "
+         "to 65535)"),
+    ],
+)  # fmt: skip
+def test_rules_of_the_controllers(ctl: Ctl, name: str, spec: str, words: str) -> None:
+    text = CONTROLLERS.format(name, spec)
+    assert said(ctl, "create -f -", stdin=text) == (
+        1, "", f"failed to create 'KubeControllersConfiguration' resource: [{words}]\n"
+    )  # fmt: skip
+
+
+def test_controllers_get_their_defaults_and_keep_what_is_empty(ctl: Ctl) -> None:
+    text = CONTROLLERS.format(
+        "default", "{prometheusMetricsPort: 0, controllers: {node: {}, loadBalancer: {}, policy: {}}}"
+    )
+    assert said(ctl, "create -f -", stdin=text)[0] == 0
+    stored = json.loads(said(ctl, "get kubecontrollersconfig default -o json")[1])
+    assert stored["spec"] == {
+        "healthChecks": "Enabled",
+        "prometheusMetricsPort": 0,
+        "controllers": {
+            "node": {"leakGracePeriod": "15m0s"},
+            "policy": {},
+            "loadBalancer": {"assignIPs": "AllServices"},
+        },
+    }
+    wrong = said(ctl, "apply -f -", stdin=text.replace("policy", "polices"))
+    assert wrong == (1, "", "field in document is not recognized or is in the wrong location: polices\n")
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        ("{{range .}}{{.Name}} {{.ObjectMeta.Name}} {{.Kind}}{{end}}", "a a IPPool"),
+        ("{{range .}}{{.Spec.Disabled}} {{.Spec.NATOutgoing}} {{.Spec.NamespaceSelector}}|{{end}}", "false false |"),
+        ('{{range .}}{{joinAndTruncate .Labels "," 3}}|{{.Labels}}{{end}}', "|map[]"),
+        (
+            '{{range .}}{{if .Spec.Disabled}}off{{else}}on{{end}} {{join .Spec.AllowedUses "+"}}{{end}}',
+            "on Workload+Tunnel",
+        ),
+    ],
+)
+def test_templates_see_what_go_sees(ctl: Ctl, template: str, words: str) -> None:
+    assert said(ctl, "get ippool a -o", f"go-template={template}") == (0, words, "")
 
 
 def test_the_cluster_is_asked_before_files_are_read(world: Cluster, ctl: Ctl) -> None:
