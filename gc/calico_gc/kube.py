@@ -25,8 +25,10 @@ from calico_ipam.model.resource import NODE, mapping
 log = logging.getLogger(__name__)
 
 PAGE = 500
-#: so many pods of a namespace, or nodes, are read one by one; for more the whole list is read
+#: so many pods of a namespace of unknown size, or nodes, are read one by one; for more the whole list is read
 FEW = 16
+#: where the size is known, a list costs so many reads for each pod in it; reads are counted over so many seconds
+LIST_COST, COUNTED_SECONDS = 0.1, 15.0
 #: seconds for which a list that was read for one group of leaks also serves the next
 LIST_SECONDS = 3.0
 #: seconds for one request, the server's wishes to be asked later included
@@ -156,13 +158,12 @@ class Cluster:
             return True
         with self._lock:
             since, count = self._singles.get(namespace, (now, 0))
-            if now - since > LIST_SECONDS:
+            if now - since > COUNTED_SECONDS:
                 since, count = now, 0
-            # A list costs about a tenth of a read for each pod in it.
-            if count + number > max(FEW, self._sizes.get(namespace, 0) // 10):
-                return True
+            size = self._sizes.get(namespace)
+            enough = FEW if size is None else max(1.0, size * LIST_COST)
             self._singles[namespace] = since, count + number
-            return False
+            return count + number > enough  # and then lists go on being read, while so many are asked for
 
     def _recent(self, namespace: str, now: float) -> _Listed | None:
         with self._lock:

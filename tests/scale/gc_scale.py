@@ -17,19 +17,22 @@ import json
 import os
 import queue
 import random
+import re
 import resource
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
+from urllib.request import urlopen
 
 from calico_ipam.datastore.api import Create, Datastore, Update
 from calico_ipam.datastore.sqlite import SQLiteStore
@@ -200,10 +203,32 @@ def fill(store: Datastore, cluster: Cluster, nodes: int, pods: int) -> None:
 
 
 class Measured:
-    """The collector's process as /proc shows it."""
+    """The collector's process as /proc, its log and its metrics show it."""
 
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
+        self.log = log
         self._folder = Path("/proc") / str(process.pid)
+
+    def wait_for(self, text: bytes, seconds: float) -> float:
+        """Wait until the log has ``text``; return how long that took."""
+        began = time.monotonic()
+        while text not in self.log.read_bytes():
+            time.sleep(0.05)
+            if time.monotonic() - began > seconds:
+                raise SystemExit(self.log.read_text()[-3000:])
+        return time.monotonic() - began
+
+    def passes(self) -> tuple[int, float]:
+        """Return how many passes there were, and how many seconds all of them took."""
+        (page,) = re.findall(r"page: (http://\S+)", self.log.read_text())
+        with urlopen(f"{page}/metrics", timeout=30) as answer:
+            text = answer.read().decode()
+        found = {
+            name: re.search(rf'^ipam_gc_sync_duration_seconds_{name}{{phase="sync"}} (\S+)', text, re.MULTILINE)
+            for name in ("count", "sum")
+        }
+        assert all(found.values()), "no passes are told"
+        return int(float(found["count"][1])), float(found["sum"][1])  # type: ignore[index]  # asserted above
 
     def cpu(self) -> float:
         fields = (self._folder / "stat").read_text().rpartition(")")[2].split()
@@ -233,30 +258,28 @@ def churn(store: Datastore, cluster: Cluster, nodes: int, pods: int, seconds: fl
         time.sleep(pause)
 
 
-def leaks(store: Datastore, cluster: Cluster, number: int, pods: int, wait: float, log: Path) -> Iterator[str]:
+def leaks(store: Datastore, number: int, pods: int, measured: Measured, delete: Callable[[int, int], None]) -> None:
     """Let pods go without a DEL, node after node; tell when their addresses are free, counted from the confirmation."""
     names = [(n, p) for n in range(-(-number // pods)) for p in range(pods)][:number]
+    before = measured.cpu()
     for n, p in names:
-        cluster.delete("pods", _name(pod_document(n, p, "")))
-    began = time.monotonic()
-    while b"Confirmed IP leak" not in log.read_bytes():
-        time.sleep(0.05)
-        if time.monotonic() - began > wait:
-            raise SystemExit(log.read_text()[-3000:])
+        delete(n, p)
+    measured.wait_for(b"Confirmed IP leak", 600)
     began = time.monotonic()
     first: float | None = None
     left = number
     blocks = sorted({n for n, _ in names})
-    while left and time.monotonic() - began < wait:
+    while left and time.monotonic() - began < 600:
         left = 0
         for n in blocks:
             entry = store.read(key := BlockKey(parse_network(f"10.{n // 250}.{n % 250}.0/26"))).entry(key)
             left += sum(1 for _ in entry.value.taken()) if entry is not None else 0
         if left < number and first is None:
             first = time.monotonic() - began
-            yield f"first address free {first:.1f} s after the first confirmation"
+            print(f"first address free {first:.1f} s after the first confirmation")
         time.sleep(0.5)
-    yield f"{number - left} of {number} addresses free after {time.monotonic() - began:.1f} s"
+    print(f"{number - left} of {number} addresses free after {time.monotonic() - began:.1f} s", end=", ")
+    print(f"{measured.cpu() - before:.1f} s of CPU, {measured.resident():.0f} MiB resident")
 
 
 @contextmanager
@@ -298,42 +321,50 @@ def main() -> int:
             "K8S_API_ENDPOINT": f"http://127.0.0.1:{server.server_address[1]}",
             "KUBERNETES_SERVICE_HOST": "simulated",
         }
-        flags = ["--leader-elect", "false", "--events", "false", "--leak-grace", chosen.grace, "--listen", ""]
-        command = [sys.executable, "-m", "calico_gc.main", *flags]
-        with (Path(folder) / "log").open("wb") as log:
-            process = subprocess.Popen(command, env=environ, stderr=log)
-        try:
-            _measure(chosen, Measured(process), store, cluster, Path(folder) / "log")
-        finally:
-            process.terminate()
-            process.wait()
+        with collector(environ, chosen.grace, Path(folder)) as measured:
+            at_rest(measured, chosen.minutes * 60)
+            before, gets = measured.cpu(), cluster.gets
+            churn(store, cluster, chosen.nodes, chosen.pods, chosen.minutes * 60)
+            share = 100 * (measured.cpu() - before) / (chosen.minutes * 60)
+            print(f"with 1 % churn a minute: {share:.2f} % of a core", end=", ")
+            print(f"{cluster.gets - gets} single reads, {measured.resident():.0f} MiB resident")
+            if chosen.leaks:
+                gone = partial(_gone, cluster)
+                leaks(store, chosen.leaks, chosen.pods, measured, gone)
         server.shutdown()
     print(f"(this process: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MiB)")
     return 0
 
 
-def _measure(chosen: Any, measured: Measured, store: Datastore, cluster: Cluster, log: Path) -> None:
-    began = time.monotonic()
-    while b"everything is listed" not in log.read_bytes():
-        time.sleep(0.05)
-        if time.monotonic() - began > 300:
-            raise SystemExit(log.read_text()[-3000:])
-    print(f"first full view after {time.monotonic() - began:.1f} s, {measured.cpu():.1f} s of CPU")
+def _gone(cluster: Cluster, n: int, p: int) -> None:
+    cluster.delete("pods", _name(pod_document(n, p, "")))
+
+
+@contextmanager
+def collector(environ: Mapping[str, str], grace: str, folder: Path) -> Iterator[Measured]:
+    """Run a collector as a process of its own; tell what its first full view cost."""
+    flags = ["--leader-elect", "false", "--events", "false", "--leak-grace", grace, "--listen", "127.0.0.1:0"]
+    command = [sys.executable, "-m", "calico_gc.main", *flags]
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(command, env=dict(environ), stderr=log)
+    try:
+        measured = Measured(process, folder / "log")
+        seconds = measured.wait_for(b"everything is listed", 300)
+        print(f"first full view after {seconds:.1f} s, {measured.cpu():.1f} s of CPU")
+        yield measured
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def at_rest(measured: Measured, seconds: float) -> None:
     time.sleep(10)
-    print(f"after the first looks: {measured.cpu():.1f} s of CPU, {measured.resident():.0f} MiB resident")
-    seconds = chosen.minutes * 60
-    before, gets = measured.cpu(), cluster.gets
-    time.sleep(seconds)
-    print(f"at rest: {100 * (measured.cpu() - before) / seconds:.2f} % of a core, {cluster.gets - gets} single reads")
+    number, spent = measured.passes()
+    print(f"the first looks, {number} passes, took {spent:.2f} s", end="; ")
+    print(f"until then {measured.cpu():.1f} s of CPU, {measured.resident():.0f} MiB resident")
     before = measured.cpu()
-    churn(store, cluster, chosen.nodes, chosen.pods, seconds)
-    print(f"with 1 % churn a minute: {100 * (measured.cpu() - before) / seconds:.2f} % of a core", end="")
-    print(f", {cluster.gets - gets} single reads, {measured.resident():.0f} MiB resident")
-    if chosen.leaks:
-        before = measured.cpu()
-        for line in leaks(store, cluster, chosen.leaks, chosen.pods, 600, log):
-            print(line)
-        print(f"{measured.cpu() - before:.1f} s of CPU, {measured.resident():.0f} MiB resident")
+    time.sleep(seconds)
+    print(f"at rest: {100 * (measured.cpu() - before) / seconds:.2f} % of a core", flush=True)
 
 
 if __name__ == "__main__":

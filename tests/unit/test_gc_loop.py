@@ -297,7 +297,10 @@ def test_many_pods_are_read_by_one_list() -> None:
     assert (api.gets, api.lists) == (0, 1), "a list of this moment serves the next group too"
     cluster.clock.advance(10)  # type: ignore[attr-defined]  # of this test's store
     cluster.workloads({("d", "p1")})
-    assert (api.gets, api.lists) == (1, 1)
+    assert (api.gets, api.lists) == (0, 2), "many are asked for just now"
+    cluster.clock.advance(20)  # type: ignore[attr-defined]  # of this test's store
+    cluster.workloads({("d", "p1")})
+    assert (api.gets, api.lists) == (1, 2)
 
 
 def test_many_small_groups_are_many_pods_too() -> None:
@@ -307,6 +310,21 @@ def test_many_small_groups_are_many_pods_too() -> None:
         assert cluster.workloads({("d", f"p{n}")}).pod(("d", f"p{n}")) is not None
     assert api.gets <= 16
     assert api.lists == 1
+
+
+def test_leaks_that_come_for_a_while_cost_lists_and_not_reads() -> None:
+    api = Counting(200)
+    cluster = Cluster(api, GcClock(), None)  # type: ignore[arg-type]  # a fake in its place
+    for n in range(200):
+        cluster.workloads({("d", f"p{n}")})
+        cluster.clock.advance(0.05)  # type: ignore[attr-defined]  # of this test's store
+    assert api.gets <= 20
+    assert api.lists <= 4
+    cluster.clock.advance(60)  # type: ignore[attr-defined]  # of this test's store
+    for n in range(20):
+        cluster.workloads({("d", f"p{n}")})
+    assert api.gets <= 40
+    assert api.lists <= 4, "twenty reads are as cheap as a list of two hundred"
 
 
 def test_pods_that_cannot_be_read_are_not_absent() -> None:
