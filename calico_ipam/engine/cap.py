@@ -61,7 +61,7 @@ def held_instead(
                 # Nobody is half-way: what is asked for is more than the cap allows, now and later.
                 raise MaxAllocReached(holding.key.id, counted, cap)
             if attempt == WAIT_TRIES:
-                _correct(engine, config, holding, version)
+                correct(engine, config, holding, version)
     except RetriesExhausted:
         raise RefusedError(
             f"handle {holding.key.id} has {len(held)} IPs allocated but requires {number} "
@@ -72,7 +72,7 @@ def held_instead(
     raise AssertionError("tries() never ends quietly")
 
 
-def _correct(engine: Engine, config: IPAMConfig, holding: Holding, version: int) -> None:
+def correct(engine: Engine, config: IPAMConfig, holding: Holding, version: int) -> None:
     """Make a handle count what its blocks hold, after a caller died between its two writes.
 
     Rewriting a block first takes away the revision that such a caller would need, were it only slow: it then loses,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from calico_ipam.datastore.api import Entry, Update
-from calico_ipam.engine.cap import held_addresses
+from calico_ipam.engine.cap import WAIT_TRIES, correct, held_addresses
 from calico_ipam.engine.claim import LOST, claim_block
 from calico_ipam.engine.prelude import handle_is_read_first
 from calico_ipam.engine.request import owner_for
@@ -57,6 +57,8 @@ def assign_ip(engine: Engine, request: SpecificRequest) -> None:
         holding = Holding(key, world.snapshot.entry(key) if key in world.snapshot else None)
     for attempt in engine.retry.tries(f"assigning {request.address}"):
         row, stored, holding = _read(engine, request.owner, cidr, holding, again=attempt > 0)
+        if attempt == WAIT_TRIES and holding is not None and request.cap > 0:
+            correct(engine, world.config, holding, request.address.version)  # whoever was half-way is dead
         try:
             if stored is None:
                 stored = _claim(engine, request, cidr, row)

@@ -88,6 +88,33 @@ def cap_reached_by_counts(moment: Moment, ours: State) -> bool:
     return outcome.result != moment.step.result or (outcome.error is None) != (moment.step.error is None)
 
 
+def corrects_handle(moment: Moment, ours: State) -> bool:
+    """Our handle, too, counts more than it holds and is at its cap by that: nobody is half-way, so it is corrected."""
+    args, cap = moment.step.args, moment.step.args.get("max_alloc_per_handle", 0)
+    if moment.step.op not in ("auto_assign", "assign_ip") or cap <= 0 or moment.step.hooks:
+        return False
+    handle = args.get("handle") or ""
+    counts = (ours.get(patch.HANDLES + handle) or {}).get("block") or {}
+    for version in (4, 6):
+        wanted = args.get(f"num{version}", 0) if moment.step.op == "auto_assign" else 1
+        counted = sum(n for cidr, n in counts.items() if (":" in cidr) == (version == 6))
+        if wanted > 0 and counted + wanted > cap and len(patch.held_by(ours, handle, version)) < min(counted, wanted):
+            outcome = rerun(moment, ours, ())
+            return outcome.result != moment.step.result or outcome.after != moment.after
+    return False
+
+
+def give_held(moment: Moment, expected: Expectation, ours: State) -> None:
+    """See the patch. Where upstream ended at IPv4, ours goes on with IPv6, as if nothing else had been asked for."""
+    patch.give_held(moment, expected, ours)
+    ended = moment.step.error is not None and (moment.step.result or {}).get("ipv6") is None
+    if ended and expected.error is None and moment.step.args.get("num6"):
+        args = {name: value for name, value in moment.step.args.items() if name != "num4"}
+        outcome = rerun(replace(moment, step=replace(moment.step, args=args)), ours, ())
+        expected.result["ipv6"] = outcome.result["ipv6"]
+        expected.error, expected.after = outcome.error, outcome.after
+
+
 # --- claiming (L5, L31, atomic) -----------------------------------------------------------------------------
 
 

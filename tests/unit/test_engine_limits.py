@@ -500,3 +500,11 @@ def test_a_handle_that_others_count_too_is_counted_down_all_the_same(one_by_one:
     first, _ = (text.partition("/")[0] for text in one_by_one.auto(2, handle="h", ipv4_pools=[POOL_1]))
     released_in_two_steps(one_by_one, first, lambda: one_by_one.auto(1, handle="h", ipv4_pools=[POOL_1]))
     assert one_by_one.handle("h") == {OWN: 2}
+
+
+def test_l15_a_count_that_a_crash_left_behind_does_not_keep_a_vm_from_a_named_address(world: Cluster) -> None:
+    world.block(OWN, owner="node-1")
+    world.put(HandleKey("vm"), Handle("vm", {OWN: 1}))
+    world.ipam.assign_ip(parse_address("10.0.0.9"), handle="vm", hostname="node-1", max_per_handle=1)
+    assert world.handle("vm") == {OWN: 1}
+    assert world.ipam.ips_by_handle("vm") == [parse_address("10.0.0.9")]
