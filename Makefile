@@ -74,6 +74,9 @@ bench: venv
 	@$(BIN)/python -m tests.scale.etcd_bench
 	@$(BIN)/python -m tests.scale.kube_bench
 	@$(BIN)/python -m tests.scale.ctl_bench
+	@$(BIN)/python -m tests.scale.gc_growth
+	@$(BIN)/python -m tests.scale.gc_scale --minutes 0.5 --leaks 10000 --grace 20s
+	@$(BIN)/python -m tests.scale.gc_kube
 
 # cnitool, CNI's reference runtime, drives our plugins in tests/e2e. Without Go those tests skip and say so.
 cnitool:
