@@ -30,6 +30,11 @@ class Identity:
         return self.orchestrator == KUBERNETES
 
     @property
+    def has_launchers_name(self) -> bool:
+        """Is it called as the pods are that run virtual machines of KubeVirt?"""
+        return self.for_kubernetes and self.pod.startswith("virt-launcher-")
+
+    @property
     def ids(self) -> EndpointIds:
         return EndpointIds(
             node=self.node,

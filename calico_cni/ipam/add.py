@@ -11,6 +11,7 @@ from calico_cni.context import Answer, Call
 from calico_cni.errors import CNIError, cni_error
 from calico_cni.identity import Identity, identify
 from calico_cni.ipam.assignment import Assignment
+from calico_cni.ipam.launcher import may_be_launcher
 from calico_cni.ipam.lock import host_lock
 from calico_cni.ipam.pools import resolve_pools
 from calico_cni.ipam.upgrade import upgrade_before_search, upgrade_once
@@ -36,8 +37,6 @@ def add(call: Call) -> Answer:
     assignment = Assignment.of(call, identity)
     check_handle(assignment.handle)
     with call.store() as store:
-        from calico_cni.ipam.kubevirt import may_be_launcher
-
         if may_be_launcher(call, store, identity):
             from calico_cni.ipam.machine import add_machine
 

@@ -6,7 +6,7 @@ from calico_cni import timers
 from calico_cni.context import Answer, Call
 from calico_cni.errors import CNIError
 from calico_cni.identity import Identity, identify
-from calico_cni.ipam.kubevirt import may_be_launcher
+from calico_cni.ipam.launcher import may_be_launcher
 from calico_cni.previous import previous_result
 from calico_ipam.datastore.api import Datastore, Deadline
 from calico_ipam.engine.client import IPAM

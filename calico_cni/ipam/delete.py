@@ -5,7 +5,7 @@ from __future__ import annotations
 from calico_cni import timers
 from calico_cni.context import Answer, Call
 from calico_cni.identity import identify
-from calico_cni.ipam.kubevirt import may_be_launcher
+from calico_cni.ipam.launcher import may_be_launcher
 from calico_cni.ipam.lock import host_lock
 from calico_ipam.datastore.api import Deadline
 from calico_ipam.engine.client import IPAM

@@ -14,7 +14,7 @@ from calico_cni import timers
 from calico_cni.context import Call, Cluster
 from calico_cni.errors import CNIError, code_of
 from calico_cni.identity import Identity
-from calico_ipam.datastore.api import Datastore, Deadline
+from calico_ipam.datastore.api import Deadline
 from calico_ipam.engine.client import IPAM
 from calico_ipam.engine.owners import OwnerPreconditions, OwnerUpdates
 from calico_ipam.errors import AddressInCooldown, IPAMError, NotFound
@@ -23,7 +23,6 @@ from calico_ipam.model.handle_names import vm_handle
 from calico_ipam.model.owner import VM_UID, VMI_NAME, VMI_UID, VMIM_UID, Owner
 from calico_ipam.model.resource import mapping
 
-LAUNCHER = "virt-launcher-"
 MIGRATION = "kubevirt.io/migrationJobUID"
 
 _API = "kubevirt.io/v1"
@@ -59,12 +58,6 @@ class Machine:
         """Return what is written beside an address in addition to what is written for every pod."""
         found = {VMI_NAME: self.name, VMI_UID: self.uid, VM_UID: self.vm_uid, VMIM_UID: self.migration}
         return {name: value for name, value in found.items() if value}
-
-
-def may_be_launcher(call: Call, store: Datastore, identity: Identity) -> bool:
-    """Tell whether the pod has to be looked at: it has a launcher's name, and somebody can be asked about pods."""
-    known = call.conf.for_kubernetes or store.capabilities.endpoints_are_pods
-    return known and identity.for_kubernetes and identity.pod.startswith(LAUNCHER)
 
 
 def machine_to_add(cluster: Cluster, identity: Identity) -> Machine | None:

@@ -9,10 +9,10 @@ from calico_cni.delegate import IPAMDelegate
 from calico_cni.errors import CNIError
 from calico_cni.identity import Identity, identify
 from calico_cni.plugin.endpoint import container_of, find_records
+from calico_cni.plugin.labels import workload_namespace
 from calico_cni.plugin.links import dataplane_of
 from calico_cni.plugin.readiness import check_ready
 from calico_cni.plugin.wiring import CLIENT_FAILED, host_interface
-from calico_cni.plugin.workload import workload_namespace
 from calico_cni.previous import previous_result
 from calico_cni.results import Result, ResultInterface
 from calico_ipam.datastore.api import Datastore

@@ -14,11 +14,11 @@ from calico_cni.node import require_nodename_file
 from calico_cni.plugin.deleting import delete_attachment, release_addresses, take_link_down
 from calico_cni.plugin.endpoint import Records, delete_endpoint, find_records
 from calico_cni.plugin.installed import completed, is_stripped
+from calico_cni.plugin.labels import workload_namespace
 from calico_cni.plugin.links import dataplane_of
 from calico_cni.plugin.outbound import masquerade_pools
 from calico_cni.plugin.readiness import check_ready
 from calico_cni.plugin.wiring import CLIENT_FAILED, host_interface
-from calico_cni.plugin.workload import workload_namespace
 from calico_ipam.datastore.api import Datastore
 from calico_ipam.errors import IPAMError, NotConfigured
 

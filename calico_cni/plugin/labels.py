@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from calico_cni.context import Call
+    from calico_cni.identity import Identity
 
 NAMESPACE_LABEL = "projectcalico.org/namespace"
 ORCHESTRATOR_LABEL = "projectcalico.org/orchestrator"
@@ -28,3 +33,9 @@ def split_labels(pairs: Iterable[tuple[str, str]]) -> tuple[dict[str, str], str]
         else:
             labels[sanitised(key)] = sanitised(value)
     return labels, namespace
+
+
+def workload_namespace(call: Call, identity: Identity) -> tuple[dict[str, str], str]:
+    """Return the workload's labels and the namespace of its record, which a label may choose."""
+    labels, chosen = split_labels(call.conf.labels)
+    return labels, chosen or identity.namespace

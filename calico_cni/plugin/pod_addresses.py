@@ -32,8 +32,6 @@ _NO_FAMILY = (
     "No family of addresses is asked for: look at assign_ipv4 and assign_ipv6 of the network configuration, and at the "
     "annotation cni.projectcalico.org/ipFamilies of pod and namespace."
 )
-#: how the names of pods begin that run virtual machines of KubeVirt
-LAUNCHER = "virt-launcher-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +88,7 @@ class AddressSource:
             return self._assigned()
         delegate = IPAMDelegate(self.call, self.store)
         result = self._checked(delegate, delegate.ask_for_addresses())
-        migrating = delegate.ours and self.identity.pod.startswith(LAUNCHER) and not result.routes
+        migrating = delegate.ours and self.identity.has_launchers_name and not result.routes
         return Offer(result, self._undo(delegate, result), host_routes=not migrating)
 
     def _assigned(self) -> Offer:
@@ -130,7 +128,7 @@ class AddressSource:
 
     def _release_former(self) -> None:
         """Release what the pod's record names and is still this pod's; others' addresses are never touched."""
-        if self.found is None or self.identity.pod.startswith(LAUNCHER):
+        if self.found is None or self.identity.has_launchers_name:
             return  # the addresses of a virtual machine are not its pod's
         ipam = self._ipam()
         networks = self.found.value.spec.get("ipNetworks")
@@ -156,7 +154,7 @@ class AddressSource:
         addresses may still be in use, so that only the new ones are given back.
         """
         again = self.found is not None and container_of(self.found) == self.identity.container_id
-        if not (again and delegate.ours) or self.identity.pod.startswith(LAUNCHER):
+        if not (again and delegate.ours) or self.identity.has_launchers_name:
             return delegate.delete
         handle = self.identity.handle(self.call.conf.name)
         options = [ReleaseOption(ip.address.ip, handle) for ip in result.ips]

@@ -11,7 +11,6 @@ from calico_cni.context import Answer, Call
 from calico_cni.dataplane.api import LinkResult
 from calico_cni.delegate import IPAMDelegate
 from calico_cni.errors import CNIError
-from calico_cni.identity import Identity
 from calico_cni.netconf import wanted_addresses
 from calico_cni.plugin.connecting import connected, link_request, single
 from calico_cni.plugin.endpoint import (
@@ -24,7 +23,7 @@ from calico_cni.plugin.endpoint import (
     new_endpoint,
     write_endpoint,
 )
-from calico_cni.plugin.labels import split_labels
+from calico_cni.plugin.labels import workload_namespace
 from calico_cni.plugin.links import may_replace
 from calico_cni.plugin.outbound import masquerade_pools
 from calico_cni.plugin.profile import ensure_profile
@@ -44,12 +43,6 @@ class _Plan:
     labels: dict[str, str]
     records: Records
     replace_link: bool
-
-
-def workload_namespace(call: Call, identity: Identity) -> tuple[dict[str, str], str]:
-    """Return the workload's labels and the namespace of its record, which a label may choose."""
-    labels, chosen = split_labels(call.conf.labels)
-    return labels, chosen or identity.namespace
 
 
 def add_workload(wiring: Wiring, store: Datastore) -> Answer:

@@ -155,6 +155,12 @@ def test_modules_by_verb(program: str, verb: str, allowed: set[str], netconf: di
     assert {SQLITE} & allowed <= found, "the test would not see it"
 
 
+def test_del_loads_nothing_that_only_add_or_a_machine_needs(netconf: dict[str, Any]) -> None:
+    modules = run("calico", environ=attachment("DEL"), stdin=netconf).modules
+    unneeded = {"calico_cni.results", "calico_cni.plugin.workload", "calico_cni.plugin.podcidr"}
+    assert not (unneeded | {"calico_cni.ipam.kubevirt", "calico_ipam.model.selector"}) & modules
+
+
 def test_version_loads_almost_nothing_of_ours() -> None:
     modules = run("calico", environ={"CNI_COMMAND": "VERSION"}).modules
     ours = {module for module in modules if module.startswith(("calico_", "calico."))}
