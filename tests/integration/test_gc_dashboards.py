@@ -309,6 +309,33 @@ def test_panels_do_not_overlap_and_have_what_grafana_wants() -> None:
     assert all(panel["datasource"]["uid"] == "${datasource}" for panel in PANELS)
 
 
+def test_the_dashboard_is_what_grafana_imports() -> None:
+    """As its model of a dashboard of this schema asks for: what is missing or unknown is dropped without a word."""
+    needed = {"uid", "title", "schemaVersion", "version", "time", "templating", "annotations", "panels", "timezone"}
+    assert needed <= set(DASHBOARD)
+    assert set(DASHBOARD["time"]) == {"from", "to"}
+    for panel in DASHBOARD["panels"]:
+        assert {"id", "type", "title", "gridPos"} <= set(panel), panel
+        assert all(isinstance(panel["gridPos"][side], int) for side in "xywh")
+        if panel["type"] == "row":
+            assert panel["collapsed"] is False and panel["panels"] == [] and panel["gridPos"]["w"] == 24
+            continue
+        assert panel["type"] in ("stat", "timeseries")
+        assert {"defaults", "overrides"} == set(panel["fieldConfig"])
+        letters = [target["refId"] for target in panel["targets"]]
+        assert letters == sorted(set(letters)) and letters[0] == "A"
+        for target in panel["targets"]:
+            assert target["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+            variables = set(re.findall(r"\$\{?(\w+)", target["expr"] + target["legendFormat"]))
+            assert variables <= {"ippool", "node", "__rate_interval", "__range", "__interval"}, target
+        for step in panel["fieldConfig"]["defaults"].get("thresholds", {}).get("steps", [])[1:]:
+            assert isinstance(step["value"], int | float)
+    for variable in DASHBOARD["templating"]["list"]:
+        assert variable["type"] in ("datasource", "query") and variable["query"]
+        if variable["type"] == "query":
+            assert variable["definition"] == variable["query"]["query"] and variable["includeAll"]
+
+
 @pytest.mark.parametrize("rule", RULES, ids=[rule["alert"] for rule in RULES])
 def test_every_alert_says_what_to_do(rule: Mapping[str, Any]) -> None:
     runbook = rule["annotations"]["runbook"]

@@ -473,3 +473,13 @@ def test_ipamctl_writes_it(tmp_path: Path) -> None:
     done = subprocess.run(arguments, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     assert "shop/web-n-1" in page.read_text()
+
+
+def test_every_kind_of_action_is_told_in_words_when_it_fails() -> None:
+    kinds = ("release", "thaw", "give-back", "node", "delete-node", "labels", "handles", "look")
+    failing = {(kind, "x"): 2 if kind == "node" else 1 for kind in kinds}
+    said = text_of(site(replace(small_view(), failing=failing)).page("/problems", {}).body)
+    assert set(kinds) == set(words.ATTEMPTS)
+    for kind in kinds:
+        times = "2 times" if kind == "node" else "1 time"
+        assert f"{words.attempt(kind)} x failed {times} in a row" in said

@@ -319,7 +319,12 @@ class Site:
         view = self.view
         found = [("damaged", name, why, "") for name, why in sorted(view.damaged.items())]
         found += [
-            ("failing", f"{kind} {subject}", f"{words.deed(kind)} {subject} failed {times} times in a row", "")
+            (
+                "failing",
+                f"{kind} {subject}",
+                f"{words.attempt(kind)} {subject} failed {times} time{'' if times == 1 else 's'} in a row",
+                "",
+            )
             for (kind, subject), times in sorted(view.failing.items())
         ]
         return found + [(f.kind, f.subject, f.detail, words.clock_time(f.first.wall)) for f in view.findings]

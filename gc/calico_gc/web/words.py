@@ -21,14 +21,23 @@ DEEDS = {
     "release": "released address",
     "thaw": "freed cooled-down addresses of",
     "release-block": "released empty block",
-    "give-back": "releasing empty block",
     "release-node": "released all blocks of node",
-    "node": "releasing all blocks of node",
     "delete-node": "deleted Calico node",
     "labels": "copied labels to",
     "handles": "work on handles:",
     "handles-deleted": "deleted",
     "handles-repaired": "repaired",
+}
+#: kind of an action that failed -> what was tried, in words
+ATTEMPTS = {
+    "release": "releasing addresses of block",
+    "thaw": "freeing cooled-down addresses of block",
+    "give-back": "releasing empty block",
+    "node": "releasing all blocks of node",
+    "delete-node": "deleting Calico node",
+    "labels": "copying labels",
+    "handles": "the work on handles:",
+    "look": "asking about node",
 }
 #: kind of a finding -> what it means
 REMARKS = {
@@ -83,6 +92,10 @@ def sentence(reason: str) -> str:
 
 def deed(kind: str) -> str:
     return DEEDS.get(kind, kind.replace("-", " "))
+
+
+def attempt(kind: str) -> str:
+    return ATTEMPTS.get(kind, kind.replace("-", " "))
 
 
 def remark(kind: str) -> str:
