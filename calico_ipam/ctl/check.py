@@ -10,6 +10,7 @@ import click
 
 from calico_ipam.ctl.commands import Watching, watch_option
 from calico_ipam.ctl.failures import ProblemsFound, Told
+from calico_ipam.ctl.options import kubeconfig_option
 from calico_ipam.ctl.output import FORMATS, document, say
 from calico_ipam.ctl.session import Session, connection_options, pass_session
 
@@ -25,7 +26,7 @@ _SHOWN = 10
 @click.option("--show-all-ips", is_flag=True, help="Print every address, who has it, and every handle without any.")
 @click.option("--show-problem-ips", is_flag=True, help="Print each address that is wrong.")
 @click.option("-o", "--output", "report_file", metavar="FILE", help="Write a report, for 'ipam release --from-report'.")
-@click.option("--kubeconfig", metavar="FILE", help="Where Services are looked up when the data is in etcd.")
+@kubeconfig_option
 @click.option(
     "--format",
     "form",

@@ -8,6 +8,7 @@ import click
 
 from calico_ipam.ctl.commands import Mirrored
 from calico_ipam.ctl.failures import Told
+from calico_ipam.ctl.options import yes_option
 from calico_ipam.ctl.output import say
 from calico_ipam.ctl.session import Session, common_options, confirm, pass_session
 
@@ -48,7 +49,7 @@ def _seconds(_context: click.Context, _parameter: click.Parameter, text: str | N
     default=None,
     help="Whether nodes claim blocks by themselves.",
 )
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@yes_option
 @click.option("--dry-run", is_flag=True, help="Show what would change and write nothing.")
 @common_options
 @pass_session

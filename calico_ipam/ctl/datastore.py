@@ -10,6 +10,7 @@ import click
 
 from calico_ipam.ctl.commands import Commands, Later
 from calico_ipam.ctl.failures import PartlyDone, Told
+from calico_ipam.ctl.options import yes_option
 from calico_ipam.ctl.output import document, say
 from calico_ipam.ctl.session import Session, common_options, confirm, pass_session
 
@@ -87,7 +88,7 @@ def _opened(source: str) -> Iterator[IO[str]]:
 @click.command()
 @click.argument("source", metavar="FILE")
 @click.option("--merge", is_flag=True, help="Import although the datastore holds something; objects of the dump win.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@yes_option
 @click.option("--dry-run", is_flag=True, help="Show what would be written and write nothing.")
 @common_options
 @pass_session
@@ -171,7 +172,7 @@ def _tell(session: Session, found: Comparison, written: int, target: str) -> Non
 @click.command()
 @click.argument("target", metavar="URL")
 @click.option("--merge", is_flag=True, help="Copy although the target holds something; objects of the source win.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@yes_option
 @click.option("--dry-run", is_flag=True, help="Show what would be written and write nothing.")
 @common_options
 @pass_session

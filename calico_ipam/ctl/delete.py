@@ -8,6 +8,7 @@ import click
 
 from calico_ipam.ctl.commands import Mirrored
 from calico_ipam.ctl.failures import Told
+from calico_ipam.ctl.options import dry_run_option, namespace_option, yes_option
 from calico_ipam.ctl.output import say
 from calico_ipam.ctl.session import Session, common_options, confirm, pass_session
 from calico_ipam.errors import IPAMError, NotFound
@@ -24,9 +25,9 @@ Target = tuple[str, str, str, str]  # kind, name, the namespace it says itself, 
 @click.option("-R", "--recursive", is_flag=True, help="Look into sub-folders.")
 @click.option("--skip-empty", is_flag=True, help="A file without resources is no failure.")
 @click.option("-s", "--skip-not-exists", is_flag=True, help="A resource that does not exist is no failure.")
-@click.option("-n", "--namespace", metavar="NAME", help="The namespace of namespaced resources. Default: default.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
-@click.option("--dry-run", is_flag=True, help="Show what would happen and write nothing.")
+@namespace_option
+@yes_option
+@dry_run_option
 @common_options
 @pass_session
 def delete(

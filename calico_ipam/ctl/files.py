@@ -67,13 +67,22 @@ def _file(path: str) -> list[dict[str, Any]]:
     else:
         name = path
         try:
-            with open(path, encoding="utf-8") as file:  # noqa: PTH123 - as above
-                text = file.read()
-        except FileNotFoundError:
-            raise unusable(f"open {path}: no such file or directory", "Name an existing file or folder.") from None
-        except UnicodeDecodeError:
-            raise unusable(f"{path} is no text in UTF-8", "Resources are YAML or JSON.") from None
+            text = text_of(path)
+        except Told as error:
+            raise unusable(error.message, error.hint) from None
     return [document for source, part in _parts(name, text) for document in _documents(source, part)]
+
+
+def text_of(path: str) -> str:
+    """Return the text of a file. Raises Told, in upstream's words where it cannot be opened."""
+    try:
+        with open(path, encoding="utf-8") as file:  # noqa: PTH123 - as above
+            return file.read()
+    except OSError as error:
+        reason = str(error.strerror or error)
+        raise Told(f"open {path}: {reason[:1].lower()}{reason[1:]}", hint="Name a file that can be read.") from None
+    except UnicodeDecodeError:
+        raise Told(f"{path} is no text in UTF-8", hint="Name a file of text.") from None
 
 
 def _stdin() -> str:

@@ -7,7 +7,7 @@ stop every pod. With ``--lock`` the lock carries owner and expiry, and goes away
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from calico_ipam.ctl.failures import PartlyDone
-from calico_ipam.ctl.output import counted, document, say
+from calico_ipam.ctl.options import kubeconfig_option, yes_option
+from calico_ipam.ctl.output import counted, document, say, say_first
 from calico_ipam.ctl.session import Session, common_options, confirm, pass_session
 
 if TYPE_CHECKING:
     from calico_ipam.engine.survey import Allocation, Survey
+    from calico_ipam.model.addresses import Address
     from calico_ipam.model.findings import Finding
 
 GRACE = 300  # seconds an allocation must be old
@@ -42,7 +44,7 @@ _SHOWN = 20
 @click.option("--cold", is_flag=True, help="Only free addresses whose cooldown is over.")
 @click.option("--include-unattributed", is_flag=True, help="Also addresses that are nobody's in particular.")
 @click.option("--lock", "locked", is_flag=True, help="Lock the datastore meanwhile; no pod starts or stops then.")
-@click.option("--kubeconfig", metavar="FILE", help="Where Services are looked up when the data is in etcd.")
+@kubeconfig_option
 @click.option("--host", is_flag=True, help="A host without Kubernetes: its container runtime says who lives.")
 @click.option(
     "--host-runtime",
@@ -50,7 +52,7 @@ _SHOWN = 20
     default="",
     help="With --host: lists the runtime's containers, one a line. Default: $GC_HOST_RUNTIME, else libcni's memory.",
 )
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@yes_option
 @click.option("--dry-run", is_flag=True, help="Show the plan and write nothing.")
 @common_options
 @pass_session
@@ -153,21 +155,15 @@ def _plan(session: Session, leaks: list[Allocation], stray: list[Finding], *, dr
     if not leaks and not stray:
         say("Nothing is leaked.")
         return
-    for each in leaks[:_SHOWN]:
-        active = each.attribute.active
-        whose = (
-            f"{active.get('namespace')}/{active['pod']}"
-            if active.get("pod")
-            else each.attribute.clean_handle or "nobody"
-        )
-        say(f"  {each.address}  {whose}{f' on {each.node}' if each.node else ''}")
-    if len(leaks) > _SHOWN:
-        say(f"  … and {len(leaks) - _SHOWN} more")
-    for finding in stray[:_SHOWN]:
-        say(f"  handle {finding.subject}")
-    if len(stray) > _SHOWN:
-        say(f"  … and {len(stray) - _SHOWN} more handles")
+    say_first([leak_line(e.address, e.attribute.active, e.attribute.clean_handle, e.node) for e in leaks], _SHOWN)
+    say_first([f"  handle {finding.subject}" for finding in stray], _SHOWN, "handles")
     say(f"Leaked: {counted(len(leaks), 'address')}; without an address: {counted(len(stray), 'handle')}.")
+
+
+def leak_line(address: Address, claims: Mapping[str, Any], handle: str | None, node: str) -> str:
+    """Return a line for people about an address and who had it."""
+    whose = f"{claims.get('namespace')}/{claims['pod']}" if claims.get("pod") else handle or "nobody"
+    return f"  {address}  {whose}{f' on {node}' if node else ''}"
 
 
 def _leak_document(each: Allocation) -> dict[str, Any]:

@@ -332,8 +332,9 @@ def _template(session: Session, name: str, value: str, contents: list[Any]) -> N
 
     template = value
     if name == "go-template-file":
-        with open(value, encoding="utf-8") as file:  # noqa: PTH123 - pathlib is not needed otherwise, and costs 7 ms
-            template = file.read()
+        from calico_ipam.ctl.files import text_of
+
+        template = text_of(value)
     shown = [whole(each) for each in contents]
     click.echo(render(template, shown, {"config": lambda key: _config_value(session, key)}), nl=False)
 

@@ -6,6 +6,7 @@ import click
 
 from calico_ipam.ctl.commands import Mirrored
 from calico_ipam.ctl.failures import Told
+from calico_ipam.ctl.options import yes_option
 from calico_ipam.ctl.output import document, say
 from calico_ipam.ctl.session import Session, common_options, confirm, pass_session
 from calico_ipam.errors import IPAMError
@@ -49,7 +50,7 @@ def unlock(session: Session, /, dry_run: bool) -> None:
     "--for", "seconds", type=click.IntRange(0), default=0, metavar="SECONDS", help="When it may be taken for forgotten."
 )
 @click.option("--status", is_flag=True, help="Show the lock and change nothing.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@yes_option
 @click.option("--dry-run", is_flag=True, help="Say what would happen and write nothing.")
 @common_options
 @pass_session
@@ -74,7 +75,7 @@ def own_lock(session: Session, /, reason: str, seconds: int, status: bool, yes: 
 
 
 @click.command()
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@yes_option
 @click.option("--dry-run", is_flag=True, help="Say what would happen and write nothing.")
 @common_options
 @pass_session

@@ -33,10 +33,9 @@ def map_(session: Session, /, pool: str | None, target: str | None) -> None:
     if pool and not usage.pools:
         raise NotFound(f"IPPool({pool})", hint="'ipamctl pool list' shows the pools.")
     if target:
-        from calico_ipam.ctl.map_html import page
         from calico_ipam.ctl.report import write_file
 
-        write_file(target, page(session, pool or ""))
+        write_file(target, _page(session, pool or ""))
         say(f"Wrote {target}")
         return
     if session.wants_document:
@@ -59,6 +58,25 @@ def map_(session: Session, /, pool: str | None, target: str | None) -> None:
             f"{shades[0]} nobody's  {shades[1]} empty  {shades[2]} up to half  {shades[3]} more  {shades[4]} full"
         )
     )
+
+
+def _page(session: Session, pool: str) -> str:
+    """Return the page; ``pool`` empty: of all pools. Raises NotConfigured when its package is not installed."""
+    from calico_ipam.errors import NotConfigured
+
+    try:
+        from calico_gc.web.onefile import one_file
+        from calico_gc.web.site import templates
+        from calico_gc.web.stored import PAGES, view_of_store
+
+        made = templates()
+    except ModuleNotFoundError as error:
+        raise NotConfigured(
+            f"pages need the package {error.name}, which is not installed",
+            hint="pip install 'calico-ipam[gc]'; 'ipamctl ipam map' draws in the terminal without it.",
+        ) from None
+    view = view_of_store(session.store, session.engine.clock.now(), pool)
+    return "".join(one_file(view, made, origin=f"IP pools of {session.store.name}", pages=PAGES))
 
 
 def _signs() -> str:

@@ -77,6 +77,14 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}{'es' if noun.endswith('s') else 's'}"
 
 
+def say_first(lines: Sequence[str], most: int, noun: str = "") -> None:
+    """Write the first lines of a list, and how many more there are."""
+    for line in lines[:most]:
+        say(line)
+    if len(lines) > most:
+        say(f"  … and {len(lines) - most} more{noun and ' ' + noun}")
+
+
 def note(text: str, *, label: str = "note", color: bool | None = None) -> None:
     """Write a line beside the result, to standard error; ``color`` says whether in colour, else the terminal does."""
     colour = {"error": "red", "warning": "yellow"}.get(label, "cyan")

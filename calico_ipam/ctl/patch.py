@@ -10,6 +10,7 @@ import click
 
 from calico_ipam.ctl.commands import Mirrored
 from calico_ipam.ctl.failures import Told
+from calico_ipam.ctl.options import namespace_option, yes_option
 from calico_ipam.ctl.output import say
 from calico_ipam.ctl.session import Session, common_options, pass_session
 from calico_ipam.errors import IPAMError
@@ -36,8 +37,8 @@ TYPES = ("strategic", "merge", "json")
     metavar="TYPE",
     help="strategic, merge, or json for a list of operations.",
 )
-@click.option("-n", "--namespace", metavar="NAME", help="The namespace of namespaced resources. Default: default.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@namespace_option
+@yes_option
 @click.option("--dry-run", is_flag=True, help="Show the result and write nothing.")
 @common_options
 @pass_session
@@ -195,8 +196,8 @@ def _store(resources: Resources, before: Resource, document: dict[str, Any]) -> 
 @click.argument("words", nargs=-1, metavar="KIND NAME KEY=VALUE")
 @click.option("--overwrite", is_flag=True, help="Change the value of a label that is there.")
 @click.option("--remove", is_flag=True, help="Remove the label KEY.")
-@click.option("-n", "--namespace", metavar="NAME", help="The namespace of namespaced resources. Default: default.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@namespace_option
+@yes_option
 @click.option("--dry-run", is_flag=True, help="Say what would happen and write nothing.")
 @common_options
 @pass_session

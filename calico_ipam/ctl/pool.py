@@ -8,6 +8,7 @@ import click
 
 from calico_ipam.ctl.commands import Commands, Later
 from calico_ipam.ctl.completion import live_names
+from calico_ipam.ctl.options import dry_run_option, yes_option
 from calico_ipam.ctl.output import Cell, Column, Row, document, note, say, table
 from calico_ipam.ctl.session import Session, common_options, confirm, pass_session
 
@@ -159,8 +160,8 @@ def _list_row(one: Pool, *, wide: bool) -> Row:
 @click.option(
     "--force", is_flag=True, help="Delete it although addresses of it are in use; they stay with their holders."
 )
-@click.option("--yes", is_flag=True, help="Do not ask.")
-@click.option("--dry-run", is_flag=True, help="Show what would happen and write nothing.")
+@yes_option
+@dry_run_option
 @common_options
 @pass_session
 def delete(session: Session, /, name: str, force: bool, yes: bool, dry_run: bool) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from calico_ipam.ctl.completion import live_names
+from calico_ipam.ctl.options import dry_run_option, yes_option
 from calico_ipam.ctl.output import counted, document, paragraph, say
 from calico_ipam.ctl.session import Session, common_options, confirm, pass_session
 
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
 @click.option(
     "--cancel", "cancelled", is_flag=True, help="Forget a change that is under way: the pool goes on as it was."
 )
-@click.option("--yes", is_flag=True, help="Do not ask.")
-@click.option("--dry-run", is_flag=True, help="Show what would happen and write nothing.")
+@yes_option
+@dry_run_option
 @common_options
 @pass_session
 def resize(session: Session, /, name: str, size: str | None, cancelled: bool, yes: bool, dry_run: bool) -> None:

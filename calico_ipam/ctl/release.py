@@ -8,6 +8,7 @@ import click
 
 from calico_ipam.ctl.commands import Mirrored
 from calico_ipam.ctl.failures import Told
+from calico_ipam.ctl.options import dry_run_option, yes_option
 from calico_ipam.ctl.output import say
 from calico_ipam.ctl.session import Session, common_options, confirm, pass_session
 
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
     "--include-unattributed", is_flag=True, help="With a report: also addresses that are nobody's in particular."
 )
 @click.option("--handle", metavar="ID", help="With --ip: only if this handle holds it.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
-@click.option("--dry-run", is_flag=True, help="Show what would happen and write nothing.")
+@yes_option
+@dry_run_option
 @common_options
 @pass_session
 def release(

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from calico_ipam.ctl.failures import PartlyDone, Told
-from calico_ipam.ctl.output import say
+from calico_ipam.ctl.gc import leak_line
+from calico_ipam.ctl.output import say, say_first
 from calico_ipam.ctl.report import Leak, Report, StrayHandle, merge, read
 from calico_ipam.ctl.session import Session, confirm
 from calico_ipam.ctl.version import client_version
@@ -110,18 +111,10 @@ def _plan(session: Session, leaks: dict[Address, Leak], handles: dict[str, Stray
     if leaks:
         say(f"{len(leaks)} leaked addresses:")
     ordered = sorted(leaks.values(), key=lambda each: (each.address.version, int(each.address)))
-    for leak in ordered[:_SHOWN]:
-        claims = leak.claims
-        whose = f"{claims.get('namespace')}/{claims.get('pod')}" if claims.get("pod") else leak.handle or "nobody"
-        say(f"  {leak.address}  {whose}" + (f" on {claims['node']}" if claims.get("node") else ""))
-    if len(ordered) > _SHOWN:
-        say(f"  … and {len(ordered) - _SHOWN} more")
+    say_first([leak_line(e.address, e.claims, e.handle, e.claims.get("node") or "") for e in ordered], _SHOWN)
     if handles:
         say(f"{len(handles)} handles without addresses:")
-    for name in sorted(handles)[:_SHOWN]:
-        say(f"  {name}")
-    if len(handles) > _SHOWN:
-        say(f"  … and {len(handles) - _SHOWN} more")
+    say_first([f"  {name}" for name in sorted(handles)], _SHOWN)
 
 
 # --- addresses -----------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from calico_ipam.ctl.failures import PartlyDone
+from calico_ipam.ctl.options import kubeconfig_option, yes_option
 from calico_ipam.ctl.output import counted, document, paragraph, say
 from calico_ipam.ctl.session import Session, common_options, confirm, pass_session
 
@@ -27,8 +28,8 @@ _SHOWN = 20
     metavar="KIND",
     help="Mend findings of this kind only, such as stray-handle; may be given again.",
 )
-@click.option("--kubeconfig", metavar="FILE", help="Where Services are looked up when the data is in etcd.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@kubeconfig_option
+@yes_option
 @click.option("--dry-run", is_flag=True, help="Show the plan and write nothing.")
 @common_options
 @pass_session

@@ -7,6 +7,7 @@ import click
 from calico_ipam.ctl.commands import Mirrored
 from calico_ipam.ctl.completion import live_names
 from calico_ipam.ctl.failures import Told
+from calico_ipam.ctl.options import dry_run_option, yes_option
 from calico_ipam.ctl.output import say
 from calico_ipam.ctl.session import Session, common_options, confirm, pass_session
 
@@ -17,8 +18,8 @@ from calico_ipam.ctl.session import Session, common_options, confirm, pass_sessi
 @click.option(
     "--name", metavar="POOL", shell_complete=live_names("pool"), help="Name of the pool to split; beats --cidr."
 )
-@click.option("--yes", is_flag=True, help="Do not ask.")
-@click.option("--dry-run", is_flag=True, help="Show what would happen and write nothing.")
+@yes_option
+@dry_run_option
 @common_options
 @pass_session
 def split(

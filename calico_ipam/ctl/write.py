@@ -11,6 +11,7 @@ import click
 from calico_ipam.ctl.commands import Mirrored
 from calico_ipam.ctl.failures import Told
 from calico_ipam.ctl.get import check_cluster
+from calico_ipam.ctl.options import namespace_option, yes_option
 from calico_ipam.ctl.output import say
 from calico_ipam.ctl.session import Command, Session, common_options, pass_session
 from calico_ipam.errors import AlreadyExists, IPAMError
@@ -40,7 +41,7 @@ class Outcome:
 
 def file_options(command: Command) -> Command:
     """Add the options of commands that read files."""
-    for option in reversed(
+    for add in reversed(
         (
             click.option(
                 "-f",
@@ -52,14 +53,12 @@ def file_options(command: Command) -> Command:
             ),
             click.option("-R", "--recursive", is_flag=True, help="Look into sub-folders."),
             click.option("--skip-empty", is_flag=True, help="A file without resources is no failure."),
-            click.option(
-                "-n", "--namespace", metavar="NAME", help="The namespace of namespaced resources. Default: default."
-            ),
+            namespace_option,
             click.option("--dry-run", is_flag=True, help="Check everything and write nothing."),
-            click.option("--yes", is_flag=True, help="Do not ask."),
+            yes_option,
         )
     ):
-        command = option(command)
+        command = add(command)
     return command
 
 

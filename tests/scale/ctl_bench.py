@@ -134,10 +134,15 @@ def etcd_texts(things: Iterator[tuple[Key, Any]], *, workloads: bool) -> Iterato
         for pod in range(PODS):
             name = f"{node.replace('-', '--')}-k8s-{pod_name(number, pod).replace('-', '--')}-eth0"
             spec = {
-                "orchestrator": "k8s", "node": node, "containerID": "a" * 64, "pod": pod_name(number, pod),
-                "endpoint": "eth0", "ipNetworks": [f"{address(number, pod)}/32"], "interfaceName": f"cali{pod:011x}",
+                "orchestrator": "k8s",
+                "node": node,
+                "containerID": "a" * 64,
+                "pod": pod_name(number, pod),
+                "endpoint": "eth0",
+                "ipNetworks": [f"{address(number, pod)}/32"],
+                "interfaceName": f"cali{pod:011x}",
                 "profiles": ["kns.shop", "ksa.shop.default"],
-            }  # fmt: skip
+            }
             key = ResourceKey(WORKLOAD_ENDPOINT, name, "shop")
             resource = Resource(WORKLOAD_ENDPOINT, name, Resource.new(WORKLOAD_ENDPOINT, name, spec).document, "shop")
             yield paths.path_of(key), codec.encode(key, resource)

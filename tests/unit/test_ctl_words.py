@@ -62,17 +62,25 @@ MISSING = "resource does not exist: IPPool({}) with error: <nil>"
         ("get ippool none -o json", 1, "null", MISSING.format("none") + "\n"),
         ("get -f nowhere.yaml", 1, "", "failed to execute command: open nowhere.yaml: no such file or directory\n"),
         ("get -f empty.yaml", 1, "", "failed to get resources: no resources specified in file empty.yaml\n"),
-        ("delete ippool a none b", 1, "Successfully deleted 2 'IPPool' resource(s)\n",
-         f"Failed to delete 'IPPool' resource: {MISSING.format('none')}\n\n"),
+        (
+            "delete ippool a none b",
+            1,
+            "Successfully deleted 2 'IPPool' resource(s)\n",
+            f"Failed to delete 'IPPool' resource: {MISSING.format('none')}\n\n",
+        ),
         ("delete ippool x y -s", 0, "Successfully deleted 2 'IPPool' resource(s)\n", ""),
         ("delete ippool a -n x", 1, "", "Failed to delete 'IPPool' resource: IPPool is not namespaced\n\n"),
         ("delete somekind a", 1, "", "resource type 'somekind' is not supported\n"),
         ("delete ippool", 1, "", f"Failed to delete 'IPPool' resource: {MISSING.format('')}\n\n"),
         ("patch somekind a -p {}", 1, "", "resource type 'somekind' is not supported\n"),
         ("patch ippool a -n x -p {}", 1, "", "hit error: IPPool is not namespaced\n"),
-        ('patch ippool a -p {"spec":{"disabled":"True"}}', 1, "",
-         "hit error: creating resource from patched data: error unmarshaling JSON: while decoding JSON: json: "
-         "cannot unmarshal string into Go struct field IPPoolSpec.spec.disabled of type bool\n"),
+        (
+            'patch ippool a -p {"spec":{"disabled":"True"}}',
+            1,
+            "",
+            "hit error: creating resource from patched data: error unmarshaling JSON: while decoding JSON: json: "
+            "cannot unmarshal string into Go struct field IPPoolSpec.spec.disabled of type bool\n",
+        ),
         ("patch ippool a -t nonsense -p {}", 0, "Successfully patched 1 'IPPool' resource\n", ""),
         ("label ippool a zone", 1, "", "invalid label zone\n"),
         ("label ippool a zone=x", 0, "Successfully set label zone on ippool a\n", ""),
@@ -89,7 +97,7 @@ MISSING = "resource does not exist: IPPool({}) with error: <nil>"
         ("apply -f half", 1, "", "no resources specified in file half/empty.yaml\n"),
         ("apply -f half --skip-empty", 0, "Successfully applied 1 'IPPool' resource(s)\n", ""),
     ],
-)  # fmt: skip
+)
 def test_words(ctl: Ctl, command: str, code: int, stdout: str, stderr: str) -> None:
     Path("empty.yaml").touch()
     for folder in ("bare", "half"):
@@ -103,12 +111,17 @@ def test_labels_are_overwritten_only_when_asked(ctl: Ctl) -> None:
     steps = [
         ("zone=x", 0, "Successfully set label zone on node n", ""),
         ("zone=x", 0, "Successfully updated label zone on node n", ""),
-        ("zone=y", 1, "", "failed to update label of node n, key zone is already present. please use "
-         "'--overwrite' to set a new value"),
+        (
+            "zone=y",
+            1,
+            "",
+            "failed to update label of node n, key zone is already present. please use "
+            "'--overwrite' to set a new value",
+        ),
         ("zone=y --overwrite", 0, "Successfully updated label zone on node n", ""),
         ("zone=z --remove", 1, "", "cannot remove label of node n, key zone=z does not exist"),
         ("zone --remove", 0, "Successfully removed label zone from node n", ""),
-    ]  # fmt: skip
+    ]
     assert (
         said(
             ctl, "create -f -", stdin=ONE.replace("IPPool", "Node").replace("new", "n").replace("cidr: 10.9.0.0/24", "")
@@ -152,14 +165,18 @@ def test_several_kinds_in_one_file_have_no_name(ctl: Ctl) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("kind: IPPol\napiVersion: projectcalico.org/v3\n",
-         "unknown resource type (IPPol) and/or version (projectcalico.org/v3)"),
+        (
+            "kind: IPPol\napiVersion: projectcalico.org/v3\n",
+            "unknown resource type (IPPol) and/or version (projectcalico.org/v3)",
+        ),
         ("kind: IPPool\napiVersion: v1\n", "unknown resource type (IPPool) and/or version (v1)"),
-        ("- {kind: IPPool, apiVersion: projectcalico.org/v3, metadata: {name: x}, spec: {natOutgoing: 3}}",
-         "error unmarshaling JSON: while decoding JSON: json: cannot unmarshal number into Go struct field "
-         "IPPoolSpec.spec.natOutgoing of type bool"),
+        (
+            "- {kind: IPPool, apiVersion: projectcalico.org/v3, metadata: {name: x}, spec: {natOutgoing: 3}}",
+            "error unmarshaling JSON: while decoding JSON: json: cannot unmarshal number into Go struct field "
+            "IPPoolSpec.spec.natOutgoing of type bool",
+        ),
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("verb", ["create", "delete", "get", "validate"])
 def test_a_file_that_is_no_resource(ctl: Ctl, verb: str, text: str, words: str) -> None:
     assert said(ctl, f"{verb} -f -", stdin=text) == (1, "", f"failed to execute command: {words}\n")
@@ -195,23 +212,37 @@ CONTROLLERS = (
 @pytest.mark.parametrize(
     ("name", "spec", "words"),
     [
-        ("other", "{controllers: {}}", "Cannot create a Kube Controllers Configuration resource with a name other than "
-         '"default"'),
-        ("default", "{healthChecks: Maybe, controllers: {}}",
-         'error with field spec.healthChecks (supported values: "Enabled", "Disabled")'),
-        ("default", "{controllers: {loadBalancer: {assignIPs: Some}}}",
-         "error with field spec.controllers.loadBalancer.assignIPs (supported values: "
-         '"AllServices", "RequestedServicesOnly")'),
-        ("default", "{prometheusMetricsPort: 70000, controllers: {}}",
-         "error with field spec.prometheusMetricsPort (spec.prometheusMetricsPort in body should be less than or equal "
-         "to 65535)"),
+        (
+            "other",
+            "{controllers: {}}",
+            'Cannot create a Kube Controllers Configuration resource with a name other than "default"',
+        ),
+        (
+            "default",
+            "{healthChecks: Maybe, controllers: {}}",
+            'error with field spec.healthChecks (supported values: "Enabled", "Disabled")',
+        ),
+        (
+            "default",
+            "{controllers: {loadBalancer: {assignIPs: Some}}}",
+            "error with field spec.controllers.loadBalancer.assignIPs (supported values: "
+            '"AllServices", "RequestedServicesOnly")',
+        ),
+        (
+            "default",
+            "{prometheusMetricsPort: 70000, controllers: {}}",
+            "error with field spec.prometheusMetricsPort (spec.prometheusMetricsPort in body should be less than or equal "
+            "to 65535)",
+        ),
     ],
-)  # fmt: skip
+)
 def test_rules_of_the_controllers(ctl: Ctl, name: str, spec: str, words: str) -> None:
     text = CONTROLLERS.format(name, spec)
     assert said(ctl, "create -f -", stdin=text) == (
-        1, "", f"failed to create 'KubeControllersConfiguration' resource: [{words}]\n"
-    )  # fmt: skip
+        1,
+        "",
+        f"failed to create 'KubeControllersConfiguration' resource: [{words}]\n",
+    )
 
 
 def test_controllers_get_their_defaults_and_keep_what_is_empty(ctl: Ctl) -> None:
@@ -257,8 +288,11 @@ def test_the_cluster_is_asked_before_files_are_read(world: Cluster, ctl: Ctl) ->
     old = Resource.new(CLUSTER_INFORMATION, "default", {"calicoVersion": "v3.1.0"})
     world.put(ResourceKey(CLUSTER_INFORMATION, "default"), old)
     for command, prefix in (
-        ("create -f none", ""), ("delete somekind x", ""), ("patch somekind x -p {}", ""),
-        ("get somekind", "failed to get resources: "), ("label somekind x a=b", "failed to get somekind x, error "),
-    ):  # fmt: skip
+        ("create -f none", ""),
+        ("delete somekind x", ""),
+        ("patch somekind x -p {}", ""),
+        ("get somekind", "failed to get resources: "),
+        ("label somekind x a=b", "failed to get somekind x, error "),
+    ):
         assert said(ctl, command)[2].startswith(f"{prefix}version mismatch.\n"), command
     assert said(ctl, "get ippool a --allow-version-mismatch")[0] == 0
