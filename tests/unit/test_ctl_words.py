@@ -231,8 +231,8 @@ CONTROLLERS = (
         (
             "default",
             "{prometheusMetricsPort: 70000, controllers: {}}",
-            "error with field spec.prometheusMetricsPort (spec.prometheusMetricsPort in body should be less than or equal "
-            "to 65535)",
+            "error with field spec.prometheusMetricsPort (spec.prometheusMetricsPort in body should be less than or "
+            "equal to 65535)",
         ),
     ],
 )
