@@ -40,6 +40,8 @@ def test_nothing_that_lives_is_released_and_all_that_is_dead(kube: KubeServer, t
     assert found["left"]["blocks"] == found["left"]["affinities"] == 0
     assert found["counts"]["restarts"] >= 1 and found["counts"]["looks"] >= 10
     assert min(found["counts"][name] for name in ("added", "removed", "leaked", "crashed")) > 0
+    assert min(found["calls"][name] for name in ("create pods", "create nodes", "delete nodes", "create Handle")) > 0
+    assert found["seconds"]["clean"] > 0
     assert "Traceback" not in log.read_text()
     with KubernetesStore(kube.settings()) as store:  # everything is cleaned up after itself
         assert [len(store.list(scope)) for scope in (Blocks(), Affinities(), Handles())] == [0, 0, 0]

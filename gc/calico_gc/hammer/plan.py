@@ -57,6 +57,7 @@ class Outcome:
     counts: dict[str, int] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     left: dict[str, int] = field(default_factory=dict)  #: what was still there at the end
+    calls: dict[str, int] = field(default_factory=dict)  #: requests of the hammer itself, by what and which kind
     unfinished: bool = False  #: the time was over before everything dead was gone
 
     @property

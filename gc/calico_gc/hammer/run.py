@@ -64,6 +64,7 @@ class Hammer:
         outcome.violations += self._world.ledger.violations
         outcome.counts = {**self._done, "looks": self._world.ledger.looks, "restarts": self._collectors.restarts}
         outcome.left = self._world.left()
+        outcome.calls = self._world.calls.numbers()
         return outcome
 
     @contextmanager

@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from calico_gc.hammer.calls import Calls, CountedStore
 from calico_gc.hammer.ledger import Holder, Ledger
 from calico_gc.hammer.plan import NETWORK, PREFIX, TUNNEL_HANDLES, TUNNELS, Plan
 from calico_gc.kube import everything
@@ -46,7 +47,8 @@ class World:
     """Makes and unmakes. Every method may be called from any thread."""
 
     def __init__(self, store: Datastore, api: KubeApi, plan: Plan, ledger: Ledger) -> None:
-        self.store = store
+        self.calls = Calls()
+        self.store = CountedStore(store, self.calls)
         self.api = api
         self.plan = plan
         self.ledger = ledger
@@ -279,12 +281,14 @@ class World:
         return f"/api/v1/namespaces/{self.plan.namespace}/pods/{name}"
 
     def _create(self, path: str, body: Mapping[str, Any]) -> None:
+        self.calls.count("create", path.rpartition("/")[2])
         try:
             self.api.call(Request("POST", path, body={"apiVersion": "v1", **body}), None)
         except (AlreadyExists, Conflict):
             return
 
     def _delete(self, path: str) -> None:
+        self.calls.count("delete", path.split("/")[-2])
         try:
             self.api.call(Request("DELETE", path, body={"gracePeriodSeconds": 0}), None)
         except NotFound:
