@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 import click
 
-from calico_ipam.ctl.output import counted, paragraph, readable_share, say
+from calico_ipam.ctl.output import can_write, counted, paragraph, readable_share, say
 from calico_ipam.ctl.session import Session, common_options, pass_session
 
 if TYPE_CHECKING:
@@ -81,12 +80,7 @@ def _page(session: Session, pool: str) -> str:
 
 def _signs() -> str:
     """Return signs that the terminal can show."""
-    encoding = getattr(sys.stdout, "encoding", None) or "ascii"
-    try:
-        _SHADES.encode(encoding)
-    except (UnicodeEncodeError, LookupError):
-        return _PLAIN
-    return _SHADES
+    return _SHADES if can_write(_SHADES) else _PLAIN
 
 
 def drawn(session: Session, pool: PoolUtilization, shades: str) -> list[str]:

@@ -10,14 +10,9 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 import click
-
-if TYPE_CHECKING:
-    from rich.box import Box
-    from rich.table import Table
-    from rich.text import Text
 
 Format = str
 FORMATS: tuple[Format, ...] = ("table", "wide", "json", "yaml", "csv", "name")
@@ -28,10 +23,11 @@ _READABLE = 10**9
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column: its header, and whether its cells stand at the right."""
+    """A column: its header, whether its cells stand at the right, and whether people can do without it."""
 
     header: str
     right: bool = False
+    optional: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +61,15 @@ def can_ask() -> bool:
 
 def _is_terminal(stream: TextIO | None) -> bool:
     return stream is not None and not stream.closed and stream.isatty()
+
+
+def can_write(text: str) -> bool:
+    """Tell whether standard output can show all characters of a text."""
+    try:
+        text.encode(getattr(sys.stdout, "encoding", None) or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
 
 
 def say(text: str = "") -> None:
@@ -142,7 +147,11 @@ def names_in(value: Any) -> list[str]:
 def table(columns: Sequence[Column], rows: Sequence[Row], *, people: bool | None = None) -> None:
     """Write a table, for ``people`` or as calicoctl's; not said, standard output decides."""
     if on_terminal() if people is None else people:
-        _table_for_people(columns, rows)
+        import shutil
+
+        from calico_ipam.ctl.tables import lines_for_people
+
+        say("\n".join(lines_for_people(columns, rows, shutil.get_terminal_size().columns)))
     else:
         say(plain_table(columns, rows))
 
@@ -158,66 +167,6 @@ def plain_table(columns: Sequence[Column], rows: Sequence[Row]) -> str:
         cells = zip(row, columns, widths, strict=True)
         lines.append("|" + "|".join(f" {t:>{w}} " if c.right else f" {t:<{w}} " for t, c, w in cells) + "|")
     return "\n".join([*lines, rule])
-
-
-_TONES = {"": "", "warn": "yellow", "alarm": "bold red", "dim": "dim"}
-
-
-def _table_for_people(columns: Sequence[Column], rows: Sequence[Row]) -> None:
-    """Write the first of these that the terminal is wide enough for: a box, bare columns, one paragraph a row.
-
-    Cells are never broken: half an address is no address.
-    """
-    from rich import box
-    from rich.console import Console
-
-    console = Console(highlight=False, emoji=False, markup=False)
-    unbounded = console.options.update(width=100_000)
-    for frame, padding in ((box.ASCII2, (0, 1, 0, 1)), (None, (0, 2, 0, 0))):
-        made = _rich_table(columns, rows, frame, padding)
-        if console.measure(made, options=unbounded).maximum <= console.width:
-            console.print(made)
-            return
-    for row in rows:
-        console.print(_paragraph_of(columns, row, console.width), soft_wrap=True)
-
-
-def _rich_table(
-    columns: Sequence[Column], rows: Sequence[Row], frame: Box | None, padding: tuple[int, int, int, int]
-) -> Table:
-    from rich.table import Table
-    from rich.text import Text
-
-    made = Table(box=frame, header_style="bold", padding=padding)
-    for column in columns:
-        made.add_column(Text(column.header), justify="right" if column.right else "left", no_wrap=True)
-    for row in rows:
-        made.add_row(*(_rich_text(cell) for cell in row))
-    return made
-
-
-def _paragraph_of(columns: Sequence[Column], row: Row, width: int) -> Text:
-    """Return a row as text: its first two cells, and under them the others with their headers, as many as fit."""
-    from rich.text import Text
-
-    made = Text(" ".join(str(cell) for cell in row[:2] if str(cell)), style="bold")
-    position = width
-    for column, cell in zip(columns[2:], row[2:], strict=True):
-        if not str(cell):
-            continue
-        part = Text.assemble((f"{column.header} ", "not bold"), _rich_text(cell), style="not bold")
-        if position + 2 + part.cell_len > width:
-            made.append("\n")
-            position = 0
-        made.append("  ").append_text(part)
-        position += 2 + part.cell_len
-    return made
-
-
-def _rich_text(cell: str | Cell) -> Text:
-    from rich.text import Text
-
-    return Text(str(cell), style=_TONES[cell.tone] if isinstance(cell, Cell) else "")
 
 
 def paragraph(text: str, *, indent: str = "", hanging: str | None = None) -> str:

@@ -9,6 +9,7 @@ from calico_ipam.ctl.output import (
     Cell,
     Column,
     Row,
+    can_write,
     document,
     plain_count,
     plain_share,
@@ -47,14 +48,16 @@ def show_pools(session: Session, *, blocks: bool, order: str | None = None) -> N
         columns.remove("IPS RESERVED")
     if wide or (people and any(b.cooling for pool in usage.pools for b in pool.blocks)):
         columns.insert(4, "OF THEM COOLING")
+    if people:
+        columns.insert(columns.index("IPS IN USE") + 1, "FILL")
     if wide:
         columns += ["AFFINITY", "NODES USING", "CLAIMED"]
-    lefts = ("GROUPING", "CIDR", "AFFINITY", "NODES USING", "CLAIMED")
+    lefts = ("GROUPING", "CIDR", "FILL", "AFFINITY", "NODES USING", "CLAIMED")
     rows = [
         [cells[column] for column in columns]
         for cells in _usage_cells(usage, with_blocks=blocks, people=people, order=order)
     ]
-    session.table([Column(c, right=c not in lefts) for c in columns], rows)
+    session.table([Column(c, right=c not in lefts, optional=c == "FILL") for c in columns], rows)
     if people and not usage.unreadable and all(pool.orphans for pool in usage.pools):
         session.note("there are no pools; 'ipamctl init' or 'ipamctl pool create CIDR' makes one.")
 
@@ -99,11 +102,21 @@ def _cells(grouping: str, counts: PoolUtilization | BlockUtilization, *, people:
         "CIDR": Cell(cidr),
         "IPS TOTAL": Cell(count(whole)),
         "IPS IN USE": Cell(share(counts.in_use, whole), tone),
+        "FILL": Cell(bar(counts.in_use, whole), tone),
         "OF THEM COOLING": Cell(count(counts.cooling)),
         "IPS RESERVED": Cell(share(counts.reserved, whole)),
         "IPS FREE": Cell(share(counts.available, whole)),
         **dict.fromkeys(("AFFINITY", "NODES USING", "CLAIMED"), Cell("")),
     }
+
+
+def bar(part: int, whole: int) -> str:
+    """Return a share as ten signs; something is never drawn as nothing, and not quite all never as all."""
+    full, empty = "█░" if can_write("█░") else "#."
+    tenths = round(10 * part / whole)
+    tenths = max(tenths, 1) if part else 0
+    tenths = min(tenths, 9) if part < whole else 10
+    return full * tenths + empty * (10 - tenths)
 
 
 def _warn(session: Session, usage: Utilization) -> None:
