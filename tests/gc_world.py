@@ -27,7 +27,7 @@ from calico_ipam.datastore.api import Capabilities, Datastore, Delete, Entry, Wr
 from calico_ipam.engine.policy import Retry
 from calico_ipam.engine.settings import get_config
 from calico_ipam.engine.world import Engine
-from calico_ipam.model.keys import Blocks, Handles, ResourceKey, Resources
+from calico_ipam.model.keys import Blocks, ResourceKey, Resources
 from calico_ipam.model.resource import CLUSTER_INFORMATION, IP_POOL, IP_RESERVATION, NODE
 from calico_ipam.model.timestamps import SECOND, parse_time
 from tests.memory import MemoryStore
@@ -173,7 +173,7 @@ class World:
         self.worker = Worker(
             self.engine,
             self.live,
-            lambda: self.store.list(Handles()),
+            lambda scope: self.store.list(scope),
             self.clock,
             Bucket(self.clock, options.handles.rate),
             self.controller.progress,

@@ -15,12 +15,12 @@ from calico_gc.controller import Controller
 from calico_gc.events import Events
 from calico_gc.feed import Source, sources
 from calico_gc.gate import GatedStore, NotAllowed, refuse_all
-from calico_gc.handle_work import ListHandles
+from calico_gc.handle_work import ListMarked
 from calico_gc.host import HostLive, HostSource, Sources
 from calico_gc.inbox import Inbox
 from calico_gc.intake import Intake
 from calico_gc.kcc import Told, ensure, read
-from calico_gc.kube import Cluster, list_handles
+from calico_gc.kube import Cluster, list_marked
 from calico_gc.leader import Election, Forbidden, Leases
 from calico_gc.loop import Loop
 from calico_gc.metrics import Metrics
@@ -29,14 +29,13 @@ from calico_gc.state import State
 from calico_gc.timing import Bucket, Clock
 from calico_gc.view import View
 from calico_gc.work import Worker
-from calico_ipam.datastore.api import Datastore, Listing
+from calico_ipam.datastore.api import Datastore
 from calico_ipam.datastore.kube.api import KubeApi
 from calico_ipam.datastore.kube.store import KubernetesStore
 from calico_ipam.engine.policy import Retry
 from calico_ipam.engine.settings import get_config
 from calico_ipam.engine.world import Engine
 from calico_ipam.errors import IPAMError
-from calico_ipam.model.keys import Handles
 from calico_ipam.model.resource import Resource
 
 if TYPE_CHECKING:
@@ -137,12 +136,9 @@ class Collector:
 
     def _worker(self) -> Worker:
         store = self.place.kubernetes_store
-        listing: ListHandles = partial(list_handles, store) if store is not None else self._listed_handles
+        listing: ListMarked = partial(list_marked, store) if store is not None else self.place.store.list
         bucket = Bucket(self._clock, self.settings.handle_qps)
         return Worker(self.engine, self.controller.live, listing, self._clock, bucket, self.loop.progress)
-
-    def _listed_handles(self) -> Listing:
-        return self.place.store.list(Handles())
 
     def _sources(self) -> list[Source]:
         store = self.place.kubernetes_store

@@ -16,7 +16,7 @@ from calico_ipam.errors import AlreadyExists, Conflict, IPAMError, NotFound, Out
 from calico_ipam.model.addresses import parse_network
 from calico_ipam.model.block import Block
 from calico_ipam.model.handle import Handle
-from calico_ipam.model.keys import BlockKey, Blocks, HandleKey, Key
+from calico_ipam.model.keys import BlockKey, Blocks, HandleKey, Handles, Key, Scope
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +26,8 @@ BLOCKS_FRESH = 30.0
 MOST_PERIODS = 4
 #: seconds between two chunks of repairs
 CHUNK_PAUSE = 1.0
-ListHandles = Callable[[], Listing]
+#: lists handles or blocks, those included that are marked as deleted
+ListMarked = Callable[[Scope], Listing]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +55,10 @@ class Looked:
     error: IPAMError | None = None
 
 
-def look(list_handles: ListHandles, action: LookAtHandles) -> Looked:
+def look(list_marked: ListMarked, action: LookAtHandles) -> Looked:
     truth = handles.truth_of(action.blocks, action.unreadable, blind=action.blind)
     try:
-        listing = list_handles()
+        listing = list_marked(Handles())
     except IPAMError as error:
         return Looked(error=error)
     wrong, numbers = handles.classify(listing, truth, action.rules, action.leaking)
@@ -89,9 +90,9 @@ class Repaired:
 class Repair:
     """One pass of repairs: a fresh list of handles first, then a fresh list of blocks, then one guarded write each."""
 
-    def __init__(self, store: Datastore, list_handles: ListHandles, clock: Clock, bucket: Bucket) -> None:
+    def __init__(self, store: Datastore, list_marked: ListMarked, clock: Clock, bucket: Bucket) -> None:
         self._store = store
-        self._list_handles = list_handles
+        self._list = list_marked
         self._clock = clock
         self._bucket = bucket
         self._truth: Truth | None = None
@@ -102,7 +103,7 @@ class Repair:
         results: dict[str, str] = {}
         try:
             # The revisions come from before the blocks are read: whoever takes an address in between changes them.
-            entries = {entry.value.id: entry for entry in self._list_handles()}
+            entries = {entry.value.id: entry for entry in self._list(Handles())}
             for record in action.due:
                 results[record.judged.id] = self._one(record.judged, entries.get(record.judged.id), action)
         except IPAMError as error:
@@ -112,7 +113,7 @@ class Repair:
     def _fresh_truth(self) -> Truth:
         now = self._clock.monotonic()
         if self._truth is None or now - self._read_at > BLOCKS_FRESH:
-            listing = self._store.list(Blocks())
+            listing = self._list(Blocks())
             self._read_at = now
             self._truth = truth_of_listing(listing)
             self._by_folded = {}

@@ -19,7 +19,7 @@ from calico_ipam.datastore.kube.objects import entry_of
 from calico_ipam.datastore.kube.paths import collection_of
 from calico_ipam.datastore.kube.store import KubernetesStore
 from calico_ipam.errors import InvalidInput, IPAMError, NotFound, StoreDamaged, StoreError, TransientError
-from calico_ipam.model.keys import Handles, ResourceKey, Resources
+from calico_ipam.model.keys import ResourceKey, Resources, Scope
 from calico_ipam.model.resource import NODE, mapping
 
 log = logging.getLogger(__name__)
@@ -29,6 +29,8 @@ PAGE = 500
 FEW = 16
 #: where the size is known, a list costs so many reads for each pod in it; reads are counted over so many seconds
 LIST_COST, COUNTED_SECONDS = 0.1, 15.0
+#: of so many namespaces at most something is remembered: they come and go for years
+MOST_NAMESPACES = 1000
 #: seconds for which a list that was read for one group of leaks also serves the next
 LIST_SECONDS = 3.0
 #: seconds for one request, the server's wishes to be asked later included
@@ -71,9 +73,9 @@ def everything(api: KubeApi, path: str) -> Iterator[Mapping[str, Any]]:
         yield from (mapping(item) for item in items)
 
 
-def list_handles(store: KubernetesStore) -> Listing:
-    """Return all handles, those included that are marked as deleted and were never removed (gc §18.1, class C2)."""
-    collection = collection_of(Handles(), store.group)
+def list_marked(store: KubernetesStore, scope: Scope) -> Listing:
+    """Return all handles or blocks, those included that are marked as deleted and were never removed (gc §18.1)."""
+    collection = collection_of(scope, store.group)
     entries: dict[object, Entry] = {}
     damaged: list[Damaged] = []
     revision = ""
@@ -162,6 +164,10 @@ class Cluster:
                 since, count = now, 0
             size = self._sizes.get(namespace)
             enough = FEW if size is None else max(1.0, size * LIST_COST)
+            if len(self._singles) >= MOST_NAMESPACES:
+                self._singles.clear()
+                self._sizes.clear()
+                self._listing.clear()
             self._singles[namespace] = since, count + number
             return count + number > enough  # and then lists go on being read, while so many are asked for
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from calico_gc import act
 from calico_gc.act import Done, GiveBack, Live, Release, Released, ReleaseNode, Thaw
 from calico_gc.companions import DeleteNode, SyncLabels, delete_node, sync_labels
-from calico_gc.handle_work import ListHandles, LookAtHandles, Looked, Repair, Repaired, RepairHandles, look
+from calico_gc.handle_work import ListMarked, LookAtHandles, Looked, Repair, Repaired, RepairHandles, look
 from calico_gc.timing import Bucket, Clock
 from calico_ipam.engine.world import Engine
 
@@ -23,14 +23,14 @@ class Worker:
         self,
         engine: Engine,
         live: Live,
-        list_handles: ListHandles,
+        list_marked: ListMarked,
         clock: Clock,
         handle_bucket: Bucket,
         progress: Callable[[Released], None],
     ) -> None:
         self._engine = engine
         self._live = live
-        self._list_handles = list_handles
+        self._list_marked = list_marked
         self._clock = clock
         self._handle_bucket = handle_bucket
         self._progress = progress
@@ -52,9 +52,9 @@ class Worker:
             case SyncLabels():
                 return sync_labels(engine, action)
             case LookAtHandles():
-                return look(self._list_handles, action)
+                return look(self._list_marked, action)
             case RepairHandles():
-                return Repair(engine.store, self._list_handles, self._clock, self._handle_bucket).run(action)
+                return Repair(engine.store, self._list_marked, self._clock, self._handle_bucket).run(action)
 
     def preview(self, action: Action) -> Answer:
         """Do only what reads of an action; for a dry run."""
@@ -65,7 +65,7 @@ class Worker:
                 self._progress(answer)
                 return answer
             case LookAtHandles():
-                return look(self._list_handles, action)
+                return look(self._list_marked, action)
             case _:
                 return Done()
 

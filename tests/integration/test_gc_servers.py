@@ -13,7 +13,7 @@ from calico_ipam.datastore.api import Create, Datastore
 from calico_ipam.datastore.etcd import EtcdStore
 from calico_ipam.datastore.kube.store import KubernetesStore
 from calico_ipam.model.handle import Handle
-from calico_ipam.model.keys import BlockKey, HandleKey, Key
+from calico_ipam.model.keys import BlockKey, HandleKey, Handles, Key
 from tests.gc_servers import clear_pods, collecting, load_entry, place_of, read_case, stored
 from tests.golden.gc_exceptions import EXCEPTIONS, Moment
 from tests.golden.gc_recording import load
@@ -196,7 +196,7 @@ def test_it_goes_on_after_the_api_server_was_away(clean: KubeServer, on_kubernet
 
 def test_unfinished_deletions_are_listed_and_finished(clean: KubeServer, on_kubernetes: KubernetesStore) -> None:
     """Class C2: upstream marks a handle as deleted and does not live to remove it."""
-    from calico_gc.kube import list_handles
+    from calico_gc.kube import list_marked
 
     loaded(clean, on_kubernetes, "clean-kdd")
     path = clean.collection("ipamhandles")
@@ -209,7 +209,7 @@ def test_unfinished_deletions_are_listed_and_finished(clean: KubeServer, on_kube
         },
     )
     on_kubernetes.commit(Create(HandleKey("orphan"), Handle("orphan", {"192.168.0.0/26": 1})))
-    assert {e.value.id for e in list_handles(on_kubernetes)} >= {"stuck", "orphan"}
+    assert {e.value.id for e in list_marked(on_kubernetes, Handles())} >= {"stuck", "orphan"}
     assert HandleKey("stuck") not in stored(on_kubernetes)
     settings = {"leader_elect": False, "handle_grace": 300.0}
     with collecting(place_of(clean, on_kubernetes), **settings) as collector:

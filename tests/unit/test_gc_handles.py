@@ -12,11 +12,11 @@ from calico_gc.handles import CLASSES, Judged, Observed, classify, due, observe,
 from calico_gc.handles import Rules as HandleRules
 from calico_gc.options import HandleOptions, Options
 
-from calico_ipam.datastore.api import Delete, Entry, Update
+from calico_ipam.datastore.api import Delete, Entry, Listing, Update
 from calico_ipam.model.addresses import parse_network
 from calico_ipam.model.block import Attribute
 from calico_ipam.model.handle import Handle
-from calico_ipam.model.keys import BlockKey, HandleKey
+from calico_ipam.model.keys import BlockKey, Blocks, HandleKey
 from tests.gc_things import add_block, add_to_handle, block_of, has_handle, pod_attrs, put, running_pod, stored_block
 from tests.gc_world import World
 
@@ -152,6 +152,28 @@ def test_a_handle_that_may_be_in_an_unreadable_block_is_left_alone() -> None:
     assert set(wrong) == {"o"}
     wrong, _ = classify(entries, truth_of([], {"?"}, blind=True), HandleRules())
     assert wrong == {}, "nobody knows which block it is"
+
+
+def test_a_block_that_is_marked_as_deleted_still_refers_to_its_handles() -> None:
+    """gc §18.1: whoever reads it again may finish its deletion, and counts the handle down then."""
+    world = world_of()
+    add_to_handle(world, "marked", "10.0.0.64/26")
+    marked = replace(block_of(world, "10.0.0.64/26", "n1", {1: ("marked", pod_attrs("n1", "p"))}), deleted=True)
+    world.start()
+    listed = world.store.list
+
+    def with_marked(scope: Any) -> Listing:
+        found = listed(scope)
+        return (
+            replace(found, entries=(*found, Entry(BlockKey(marked.cidr), marked, "7"))) if scope == Blocks() else found
+        )
+
+    world.worker._list_marked = with_marked
+    world.run(4 * GRACE)
+    assert has_handle(world, "marked")
+    world.worker._list_marked = listed
+    world.run(4 * GRACE)
+    assert not has_handle(world, "marked")
 
 
 def test_an_empty_id_is_unreadable() -> None:
