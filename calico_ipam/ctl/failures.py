@@ -7,6 +7,7 @@ wherever a script may read them.
 from __future__ import annotations
 
 import errno
+import re
 from collections.abc import Callable
 
 import click
@@ -87,7 +88,7 @@ def exact(error: BaseException) -> tuple[str, bool]:
     """Return the words that calicoctl would use, and whether they are part of its standard output."""
     if isinstance(error, Told):
         return error.exact, error.on_stdout
-    if isinstance(error, NotConfigured) and str(error).startswith("Error reading config file"):
+    if is_missing_file(error):
         return str(error), True
     if isinstance(error, click.UsageError) and hasattr(error, "command_name"):
         program = error.ctx.find_root().info_name if error.ctx is not None else ""
@@ -95,7 +96,20 @@ def exact(error: BaseException) -> tuple[str, bool]:
     for kind, words in _PARSER_WORDS:
         if isinstance(error, kind):
             return words(error), False
-    return told(error)[0][1], False
+    return without_parser_words(told(error)[0][1]), False
+
+
+def is_missing_file(error: BaseException) -> bool:
+    """Tell whether the file of settings that was named is not there: calicoctl says so at once (cli §1.3)."""
+    return isinstance(error, NotConfigured) and str(error).startswith("Error reading config file")
+
+
+def without_parser_words(text: str) -> str:
+    """Return an error as calicoctl tells it: a field that is not known replaces the whole text (cli §1.4)."""
+    unknown = re.search(r'unknown field "(?:[^"]*\.)?([^".]+)"', text)
+    if unknown is not None:
+        return f"field in document is not recognized or is in the wrong location: {unknown[1]}"
+    return text.removeprefix("error unmarshaling JSON: while decoding JSON: json: ")
 
 
 def _unknown_option(error: click.NoSuchOption) -> str:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from calico_ipam.ctl.commands import Watching, watch_option
-from calico_ipam.ctl.failures import Told
+from calico_ipam.ctl.failures import Told, is_missing_file
 from calico_ipam.ctl.kinds import KINDS, Kind, by_name, find_kind
 from calico_ipam.ctl.session import Session, connection_options, pass_session
-from calico_ipam.errors import IPAMError
+from calico_ipam.errors import InvalidInput, IPAMError, NotConfigured
 
 if TYPE_CHECKING:
     from calico_ipam.engine.resources import Resources
@@ -213,11 +213,13 @@ def resources_of(session: Session) -> Resources:
 
     try:
         session.open()
-    except IPAMError as error:
+        engine = session.engine
+    except (NotConfigured, InvalidInput) as error:
+        if is_missing_file(error):
+            raise
         raise Told(
             str(error), exact=f"Failed to create Calico API client: {error}", hint=error.hint, on_stdout=True
         ) from None
-    engine = session.engine
     atomic = session.store.capabilities.atomic
     return Resources(engine, stored_configuration=session.compat and atomic, server_rules=session.compat and not atomic)
 

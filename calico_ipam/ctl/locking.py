@@ -115,6 +115,7 @@ def _lock(session: Session, *, reason: str, seconds: int) -> None:
     from calico_ipam.engine.lock import LockOwner, lock
     from calico_ipam.errors import NotFound
 
+    session.open()
     try:
         initialise(session.engine, kubernetes=is_kubernetes(session))
     except IPAMError as error:
@@ -133,6 +134,7 @@ def _unlock(session: Session) -> None:
     from calico_ipam.engine.lock import unlock
     from calico_ipam.errors import NotFound
 
+    session.open()
     try:
         before = unlock(session.engine, retry=not session.compat)
     except NotFound as error:

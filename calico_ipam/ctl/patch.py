@@ -222,6 +222,8 @@ def label(
     try:
         _, _, resources, resource = _subject(session, (word, name), namespace, prefix=_ABSENT, dry_run=dry_run)
     except Told as error:
+        if error.on_stdout:
+            raise
         # calicoctl does not say why it found nothing
         absent = error.message.startswith(_ABSENT)
         known = f"{word} {name} not found" if absent else f"failed to get {word} {name}, error {error.message}"

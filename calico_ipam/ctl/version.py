@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from calico_ipam.ctl.commands import Mirrored
-from calico_ipam.ctl.failures import Told
+from calico_ipam.ctl.failures import Told, is_missing_file
 from calico_ipam.ctl.output import document, say
 from calico_ipam.ctl.session import Session, common_options, pass_session
 
@@ -43,16 +43,20 @@ def check_version(session: Session, *, writes: bool) -> None:
     With ``--compat`` any difference is refused, as calicoctl does; otherwise writing to a release that this program
     does not know is, and reading one is told.
     """
-    from calico_ipam.errors import IPAMError
+    from calico_ipam.errors import IPAMError, NotConfigured
 
     if session.allow_version_mismatch:
         return
     try:
         session.open()
-    except IPAMError:
+    except IPAMError as error:
+        if is_missing_file(error):
+            raise
         return  # whoever uses the store tells it
     try:
         found = session.cluster()
+    except NotConfigured:
+        return  # as above
     except IPAMError as error:
         if not session.compat:
             raise
@@ -119,6 +123,8 @@ def version(session: Session, /, client_only: bool) -> None:
                 "clusterType": str(spec.get("clusterType") or ""),
             }
         except IPAMError as error:
+            if is_missing_file(error):
+                raise
             problem = error
     if session.wants_document:
         document(rows, session.output)

@@ -296,3 +296,52 @@ def test_the_cluster_is_asked_before_files_are_read(world: Cluster, ctl: Ctl) ->
     ):
         assert said(ctl, command)[2].startswith(f"{prefix}version mismatch.\n"), command
     assert said(ctl, "get ippool a --allow-version-mismatch")[0] == 0
+
+
+# --- files of settings ----------------------------------------------------------------------------------------
+
+EVERYWHERE = (
+    "get ippool",
+    "ipam show",
+    "create -f x",
+    "label ippool a b=c",
+    "datastore migrate unlock",
+    "ipam split 2",
+)
+SETTINGS = "apiVersion: projectcalico.org/v3\nkind: CalicoAPIConfig\nspec: {}\n"
+
+
+def configured(command: str, config: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(cli, [*command.split(), "-c", config], prog_name="calicoctl")
+    return result.exit_code, result.stdout, result.stderr
+
+
+@pytest.mark.parametrize("command", EVERYWHERE)
+def test_settings_that_are_not_there(command: str) -> None:
+    assert configured(command, "no.cfg") == (1, "Error reading config file: no.cfg\n", "")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (SETTINGS.replace("projectcalico.org/v3", "v1"), "invalid config file: unknown APIVersion 'v1'"),
+        (SETTINGS.replace("CalicoAPIConfig", "Pod"), "invalid config file: expected kind 'CalicoAPIConfig', got 'Pod'"),
+        ("a: [", "failed to parse config as YAML/JSON: "),
+    ],
+)
+@pytest.mark.parametrize("command", ["get ippool", "label ippool a b=c", "ipam show", "datastore migrate unlock"])
+def test_settings_that_cannot_be_read(ctl: Ctl, command: str, text: str, words: str) -> None:
+    Path("c.cfg").write_text(text)
+    code, stdout, stderr = configured(command, "c.cfg")
+    begins = f"syntax error in c.cfg: {words}"
+    assert code == 1
+    if command.split()[0] in ("get", "label"):
+        assert stdout.startswith(f"Failed to create Calico API client: {begins}") and stderr == ""
+    else:
+        assert stderr.startswith(begins) and stdout == ""
+
+
+def test_a_setting_that_nobody_knows(ctl: Ctl) -> None:
+    Path("c.cfg").write_text(SETTINGS.replace("{}", "{datastoreTypo: x}"))
+    unknown = "field in document is not recognized or is in the wrong location: datastoreTypo\n"
+    assert configured("ipam show", "c.cfg") == (1, "", unknown)
