@@ -34,9 +34,7 @@ class CallStopped(BaseException):
         elif self.undone:
             details = "What it had done by then was undone; repeat the call."
         else:
-            details = (
-                f"Undoing what it had done took more than {UNDO_SECONDS} s and was given up; DEL removes the rest."
-            )
+            details = "Not all that it had done by then could be undone in time; DEL removes the rest."
         return CNIError(f"{command or 'the call'} was stopped by {self.name}", details, code=TRY_AGAIN_LATER)
 
 

@@ -8,6 +8,7 @@ from types import TracebackType
 from calico_cni.dataplane.api import DataplaneError
 from calico_cni.errors import CNIError, cni_error
 from calico_cni.logs import Log
+from calico_cni.stopping import CallStopped
 
 Step = Callable[[], None]
 
@@ -38,15 +39,20 @@ class Attempt:
     ) -> None:
         if self._committed:
             return
+        if not self._undo(error) and isinstance(error, CallStopped):
+            error.undone = False
+
+    def _undo(self, error: BaseException | None) -> bool:
+        """Take everything back; return whether nothing is left."""
         kept = "" if not _left_behind(error) else str(error)
         if not kept and self.link is not None:
             kept = self._failure_of(self.link, "the link")
         if kept:
             self._say_kept(error, kept)
-            return
-        for step, what in ((self.record, "the endpoint record"), (self.address, "the address")):
-            if step is not None:
-                self._failure_of(step, what)
+            return False
+        steps = ((self.record, "the endpoint record"), (self.address, "the address"))
+        failures = [self._failure_of(step, what) for step, what in steps if step is not None]
+        return not any(failures)
 
     def _failure_of(self, step: Step, what: str) -> str:
         """Do a step; return why it failed, which is only a warning: the runtime's DEL comes anyway."""

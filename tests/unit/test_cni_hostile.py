@@ -50,6 +50,12 @@ VALUES: tuple[Any, ...] = (
 VERBS = ("ADD", "ADD", "ADD", "DEL", "CHECK", "GC", "STATUS")
 
 
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A relative path of a configuration makes its file outside the checkout."""
+    monkeypatch.chdir(tmp_path)
+
+
 def check(response: Response) -> None:
     """Nothing but one document comes out, and no defect shows."""
     if response.exit_code == 0 and not response.stdout:

@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 
+from calico_cni.dataplane.errors import DataplaneError
+from calico_cni.logs import Log
+from calico_cni.plugin.undo import Attempt
 from calico_cni.stopping import CallStopped
 
 PROGRAM = """
@@ -60,9 +63,23 @@ def test_other_verbs_have_nothing_to_undo() -> None:
 
 def test_undoing_that_takes_too_long_is_given_up() -> None:
     found = stopped_by("SIGTERM", 20.0)
-    assert "was given up; DEL removes the rest" in found["details"]
+    assert found["details"] == "Not all that it had done by then could be undone in time; DEL removes the rest."
 
 
 def test_a_signal_that_was_ignored_stays_ignored() -> None:
     """As below nohup."""
     assert stopped_by("SIGHUP", 0.0) == {"after": "nothing"}
+
+
+def fail() -> None:
+    raise DataplaneError("the device is busy")
+
+
+@pytest.mark.parametrize("failing", ["", "link", "record", "address"])
+def test_what_could_not_be_undone_is_not_told_as_undone(failing: str) -> None:
+    attempt = Attempt(Log("none"))
+    for step in ("link", "record", "address"):
+        setattr(attempt, step, fail if step == failing else lambda: None)
+    with pytest.raises(CallStopped) as caught, attempt:
+        raise CallStopped("SIGTERM")
+    assert caught.value.undone is (failing == "")
