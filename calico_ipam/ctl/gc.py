@@ -180,14 +180,17 @@ def _leak_document(each: Allocation) -> dict[str, Any]:
 def _carry_out(session: Session, leaks: list[Allocation], stray: list[Finding], *, unattributed: bool) -> None:
     from calico_ipam.ctl.progress import working
     from calico_ipam.ctl.release_report import addresses_in_use
-    from calico_ipam.engine.leaks import delete_stray_handle, release_leaks
+    from calico_ipam.engine.leaks import Stray, delete_stray_handles, release_leaks
     from calico_ipam.model.block import ReleaseOption
 
     engine = session.engine
     options = [ReleaseOption(each.address, each.attribute.handle, each.sequence_number) for each in leaks]
     with working(session, "releasing addresses"):
         outcome = release_leaks(engine, options, unattributed=unattributed, in_use=addresses_in_use(session))
-        deleted = sum(delete_stray_handle(engine, each.subject, each.data["entry"].revision) for each in stray)
+        strays = [Stray(each.subject, each.data["entry"].revision) for each in stray]
+        done = list(delete_stray_handles(engine, strays))
+    deleted = sum(1 for each in done if each is True)
+    failures = [each for each in done if not isinstance(each, bool)]
     kept = [*outcome.stale, *outcome.kept, *outcome.failed]
     if session.wants_document:
         document(
@@ -203,7 +206,9 @@ def _carry_out(session: Session, leaks: list[Allocation], stray: list[Finding], 
         for each in kept:
             say(f"kept {each.address}: {each.reason}")
         say(f"Released {len(outcome.released)} addresses, kept {len(kept)}; deleted {deleted} of {len(stray)} handles.")
-    if outcome.failed:
+    for text in dict.fromkeys(str(each) for each in failures):
+        session.note(f"{counted(len(failures), 'handle')} could not be deleted: {text}", label="warning")
+    if outcome.failed or failures:
         raise PartlyDone
 
 

@@ -166,7 +166,7 @@ def tell(session: Session, outcome: LeakOutcome) -> bool:
 
 
 def _delete_handles(session: Session, handles: dict[str, StrayHandle]) -> bool:
-    from calico_ipam.engine.leaks import delete_stray_handle
+    from calico_ipam.engine.leaks import Stray, delete_stray_handles
     from calico_ipam.errors import IPAMError
 
     if not handles:
@@ -174,20 +174,28 @@ def _delete_handles(session: Session, handles: dict[str, StrayHandle]) -> bool:
         return True
     say(f"Deleting {len(handles)} handles...")
     say("Key: '.' = Deleted OK; 'x' = skip, handle missing/changed.")
+    ordered = sorted(handles.values(), key=lambda each: each.id)
+    strays = [Stray(each.id, each.revision, frozenset(uid_forms(each.uid))) for each in ordered]
     deleted, skipped, errors = 0, 0, 0
-    marks = ""
-    for handle in sorted(handles.values(), key=lambda each: each.id):
-        try:
-            done = delete_stray_handle(session.engine, handle.id, handle.revision, uid_forms(handle.uid))
-        except IPAMError as error:
-            marks += f"\nDeleting handle {handle.id} failed: {error}.\n"
+    for stray, done in zip(strays, delete_stray_handles(session.engine, strays), strict=True):
+        if isinstance(done, IPAMError):
+            _mark(f"\nDeleting handle {stray.handle} failed: {done}.\n")
             errors += 1
             continue
-        marks += "." if done else "x"
+        _mark("." if done else "x")
         deleted, skipped = deleted + done, skipped + (not done)
-    say(marks)
+    say()
     say(f"Released {deleted} handles; {skipped} skipped; {errors} errors.")
     return not errors
+
+
+def _mark(text: str) -> None:
+    """Write what became of one handle at once: on a large cluster this takes a while."""
+    import sys
+
+    sys.stdout.write(text)
+    if sys.stdout.isatty():
+        sys.stdout.flush()
 
 
 def uid_forms(uid: str) -> set[str]:

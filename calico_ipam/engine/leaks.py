@@ -6,7 +6,7 @@ never keeps the others of its block from being released.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from calico_ipam.datastore.api import Delete, Entry
@@ -21,6 +21,8 @@ from calico_ipam.model.pool import pool_for
 
 #: keys that one read asks for at most; etcd refuses larger transactions
 BATCH = 100
+#: handle objects that are deleted at a time
+SIDE_BY_SIDE = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +171,35 @@ def _existing(engine: Engine, cidrs: Iterable[Network]) -> set[Network]:
 
 
 # --- handles -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Stray:
+    """A handle object without addresses as it was found. ``uids``: the forms of its UID that count as the same, none
+    for any."""
+
+    handle: str
+    revision: str
+    uids: frozenset[str] = frozenset()
+
+
+def delete_stray_handles(engine: Engine, strays: Sequence[Stray]) -> Iterator[bool | IPAMError]:
+    """Delete handle objects, several at a time, and yield in their order whether each went, or why it could not be."""
+
+    def delete(stray: Stray) -> bool | IPAMError:
+        try:
+            return delete_stray_handle(engine, stray.handle, stray.revision, stray.uids)
+        except IPAMError as error:
+            return error
+
+    if len(strays) < SIDE_BY_SIDE:
+        yield from map(delete, strays)
+        return
+    from concurrent.futures import ThreadPoolExecutor
+
+    # Each waits for the server: of 30,000 (public report P35) one at a time would take minutes.
+    with ThreadPoolExecutor(SIDE_BY_SIDE) as threads:
+        yield from threads.map(delete, strays)
 
 
 def delete_stray_handle(engine: Engine, handle: str, revision: str, uids: Iterable[str] = ()) -> bool:

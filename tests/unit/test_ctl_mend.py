@@ -356,3 +356,37 @@ def test_somebody_elses_lock_is_told(world: Cluster, ctl: Ctl) -> None:
     result = ctl("datastore", "unlock")
     assert result.exit_code == 0
     assert "the lock was alice@elsewhere's (upgrade)" in result.stderr
+
+
+# --- many handles -------------------------------------------------------------------------------------------
+
+
+def test_many_handles_go_side_by_side_and_one_failure_stops_no_other(
+    world: Cluster, ctl: Ctl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from calico_ipam.engine import leaks
+    from calico_ipam.errors import StoreUnavailable
+
+    names = [f"stray-{number:03}" for number in range(60)]
+    for name in names:
+        world.put(HandleKey(name), Handle(name, {}))
+    ctl.ok("datastore", "lock")
+    path = report(ctl, tmp_path)
+    world.put(HandleKey(names[7]), Handle(names[7], {"10.0.0.0/26": 1}))
+    original = leaks.delete_stray_handle
+
+    def flaky(engine: Engine, handle: str, *more: Any) -> bool:
+        if handle == names[30]:
+            raise StoreUnavailable("the datastore hiccups")
+        return original(engine, handle, *more)
+
+    monkeypatch.setattr(leaks, "delete_stray_handle", flaky)
+    result = ctl("ipam", "release", "--from-report", path)
+    assert result.exit_code == 4
+    marks = f".......x{'.' * 22}\nDeleting handle {names[30]} failed: the datastore hiccups.\n{'.' * 29}\n"
+    assert marks in result.stdout
+    assert "Released 58 handles; 1 skipped; 1 errors." in result.stdout
+    assert {name for name in names if world.handle(name) is not None} == {names[7], names[30]}
+    gone = ctl("ipam", "gc", "--yes")
+    assert gone.exit_code == 4
+    assert "warning: 1 handle could not be deleted: the datastore hiccups" in gone.stderr
