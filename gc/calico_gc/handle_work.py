@@ -61,7 +61,8 @@ def look(list_marked: ListMarked, action: LookAtHandles) -> Looked:
         listing = list_marked(Handles())
     except IPAMError as error:
         return Looked(error=error)
-    wrong, numbers = handles.classify(listing, truth, action.rules, action.leaking)
+    damaged = [bad.key.id for bad in listing.damaged if isinstance(bad.key, HandleKey)]
+    wrong, numbers = handles.classify(listing, truth, action.rules, action.leaking, damaged)
     numbers[handles.UNREADABLE] += len(listing.damaged)
     return Looked(wrong, numbers, len(listing) + len(listing.damaged))
 

@@ -90,17 +90,22 @@ class Rules:
 
 
 def classify(
-    entries: Iterable[Entry], truth: Truth, rules: Rules, leaking: Collection[str] = ()
+    entries: Iterable[Entry],
+    truth: Truth,
+    rules: Rules,
+    leaking: Collection[str] = (),
+    damaged: Iterable[str] = (),
 ) -> tuple[dict[str, Judged], dict[str, int]]:
     """Return the handles that are wrong, by ID, and how many there are of each class.
 
-    ``leaking``: handles with a suspected address; their counts are about to change and are left alone.
+    ``leaking``: handles with a suspected address; their counts are about to change and are left alone. ``damaged``:
+    handles that are there and cannot be read; they are not missing.
     """
     fold = _folded if rules.folded else _as_is
     known = {fold(handle): handle for handle in truth.referenced}
     numbers = dict.fromkeys(CLASSES, 0)
     wrong: dict[str, Judged] = {}
-    present: set[str] = set()
+    present = {fold(handle) for handle in damaged}
     for entry in entries:
         handle: Handle = entry.value
         if not handle.id:

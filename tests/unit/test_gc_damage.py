@@ -15,7 +15,7 @@ import pytest
 from calico_gc import report
 from calico_gc.decide import Rules
 from calico_gc.metrics import Metrics
-from calico_gc.options import Options
+from calico_gc.options import HandleOptions, Options
 from calico_gc.view import view_of
 from calico_gc.web.onefile import one_file
 from calico_gc.web.site import templates
@@ -72,7 +72,8 @@ KUBERNETES = ("pod", "node")
 
 def cluster(*, kubernetes: bool) -> World:
     """A cluster in which 10.0.1.1 to 10.0.1.3 live, 10.0.1.4 is leaked, and one block is to be damaged."""
-    world = World(kubernetes=kubernetes, options=Options(rules=Rules(leak_grace=GRACE)))
+    handles = HandleOptions(grace=GRACE, rate=0.0)
+    world = World(kubernetes=kubernetes, options=Options(rules=Rules(leak_grace=GRACE), handles=handles))
     cooldown(world, 30)
     pool(world, "pool", "10.0.0.0/16", 26)
     reservation(world, "reserved", "10.0.9.0/28")
@@ -171,6 +172,8 @@ def test_one_damaged_object(kind: str, kubernetes: bool) -> None:
         except Exception as error:
             raise AssertionError(f"seed {seed}: {what}") from error
         assert {1, 2, 3} <= set(holders(world, "10.0.1.0/26")), f"seed {seed}: {what}: released what lives"
+        stored = {path.rpartition("/")[2] for path in world.store._rows}  # type: ignore[attr-defined]  # of this test's store
+        assert {f"k8s-pod-network.{n}" for n in (1, 2)} <= stored, f"seed {seed}: {what}: a handle is gone"
         if world.state.ready and kind != "/config":  # nobody can tell how long what is released has to cool down
             assert 4 not in holders(world, "10.0.1.0/26"), f"seed {seed}: {what}: left what is leaked"
 

@@ -176,6 +176,18 @@ def test_a_block_that_is_marked_as_deleted_still_refers_to_its_handles() -> None
     assert not has_handle(world, "marked")
 
 
+def test_a_handle_that_cannot_be_read_is_not_missing() -> None:
+    world = world_of()
+    path = next(path for path in world.store._rows if path.endswith("/good"))  # type: ignore[attr-defined]  # of this test's store
+    row = world.store._rows[path]  # type: ignore[attr-defined]  # the same
+    world.store._rows[path] = type(row)(path, "{", row.revision)  # type: ignore[attr-defined]  # the same
+    world.start()
+    assert numbers(world) == {"unreadable": 1}
+    world.run(4 * GRACE)
+    assert numbers(world) == {"unreadable": 1}
+    assert world.controller.record.handle_actions == {}
+
+
 def test_an_empty_id_is_unreadable() -> None:
     _, found = classify([Entry(HandleKey(""), Handle(""), "1")], truth_of([]), HandleRules())
     assert found == {**dict.fromkeys(CLASSES, 0), "unreadable": 1}
