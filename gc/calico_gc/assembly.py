@@ -44,6 +44,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
+#: seconds after which it is tried again whether leases can be used
+WITHOUT_LEASE = 60.0
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where the collector works. ``api``: Kubernetes, None on a host without it. ``host``: this host's name.
@@ -183,20 +187,33 @@ class Collector:
         return thread
 
     def _run_election(self, election: Election) -> None:
-        try:
-            election.run()
-        except Forbidden as error:
-            self._no_leases(error)
+        while True:
+            try:
+                election.run(self._elected_again)
+                return
+            except Forbidden as error:
+                if not self._may_go_without_lease(error) or election.stopped(WITHOUT_LEASE):
+                    return
 
-    def _no_leases(self, error: Forbidden) -> None:
+    def _may_go_without_lease(self, error: Forbidden) -> bool:
         """In upstream's place there are no rights for leases; compare-and-swap keeps two from harm (ruling 19)."""
-        if self.place.drop_in:
+        if not self.place.drop_in:
+            log.error("leases cannot be used: %s", error)
+            self.loop.fail(error)
+            return False
+        if not self.unelected:
             self.unelected = True
             log.warning("leases cannot be used, running without election: %s", error)
             self._won()
-            return
-        log.error("leases cannot be used: %s", error)
-        self.loop.fail(error)
+        return True
+
+    def _elected_again(self, election: Election) -> None:
+        """Leases can be used: an API server that has just started may have refused what it grants."""
+        if self.unelected:
+            self.unelected = False
+            log.warning("leases can be used again: from now on only the leader acts")
+            if not election.leading:
+                self._lost()
 
     def _won(self) -> None:
         self.inbox.call(self._lead)

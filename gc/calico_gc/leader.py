@@ -19,7 +19,7 @@ from calico_gc.gate import NotAllowed
 from calico_gc.timing import Clock
 from calico_ipam.datastore.api import Deadline
 from calico_ipam.datastore.kube.api import KubeApi, Request
-from calico_ipam.errors import AlreadyExists, Conflict, IPAMError, NotFound, OutcomeUnknown, Unauthorized
+from calico_ipam.errors import AlreadyExists, Conflict, IPAMError, NotFound, Unauthorized
 from calico_ipam.model.resource import mapping
 
 log = logging.getLogger(__name__)
@@ -88,6 +88,7 @@ class Election:
     holder: str = ""
     _seen: tuple[str, str] = ("", "")
     _seen_at: float = 0.0
+    _reached: bool = False  #: leases could be used at least once
     _stop: threading.Event = field(default_factory=threading.Event)
 
     def check(self) -> None:
@@ -95,31 +96,46 @@ class Election:
         if not self.leading or self.clock.monotonic() - self.renewed_at >= RENEW_DEADLINE:
             raise NotAllowed("this instance is not the leader: nothing is written", subject=self.identity)
 
-    def run(self) -> None:
-        """Try for ever, until :meth:`stop`. Raises Forbidden when leases are out of our reach."""
+    def run(self, reached: Callable[[Election], None] = lambda _: None) -> None:
+        """Try for ever, until :meth:`stop`. Raises Forbidden when leases are out of our reach.
+
+        ``reached`` is called after each try that got through.
+        """
         while not self._stop.is_set():
-            self.step()
+            if self.step():
+                reached(self)
             self._stop.wait(RETRY * random.uniform(1.0, JITTER))
         self._let_go()
+
+    def stopped(self, seconds: float) -> bool:
+        """Wait; tell whether it was stopped meanwhile."""
+        return self._stop.wait(seconds)
 
     def stop(self) -> None:
         self._stop.set()
 
-    def step(self) -> None:
-        """Try once to take or renew the lease."""
+    def step(self) -> bool:
+        """Try once to take or renew the lease; tell whether that got through, whoever has it.
+
+        Raises Forbidden when it never did: an API server that is just starting may refuse what it grants later.
+        """
+        through = False
         try:
             self._try()
+            through = self._reached = True
         except Unauthorized as error:
-            if not self.leading and "403" not in str(error) and "forbidden" not in str(error).lower():
-                log.warning("the lease cannot be used: %s", error)
-                return
-            raise Forbidden(str(error)) from error
+            forbidden = "403" in str(error) or "forbidden" in str(error).lower()
+            if forbidden and not self._reached:
+                raise Forbidden(str(error)) from error
+            log.warning("lease %s cannot be used: %s", self.leases.name, error)
         except (Conflict, AlreadyExists) as error:
+            through = self._reached = True
             log.debug("another one was quicker: %s", error)
-        except (IPAMError, OutcomeUnknown) as error:
+        except IPAMError as error:
             log.warning("lease %s was not renewed: %s", self.leases.name, error)
         if self.leading and self.clock.monotonic() - self.renewed_at >= RENEW_DEADLINE:
             self._step_down("it could not be renewed in time")
+        return through
 
     def _try(self) -> None:
         began = self.clock.monotonic()

@@ -5,12 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from calico_gc.assembly import Collector, Place
 from calico_gc.gate import NotAllowed
 from calico_gc.leader import Election, Forbidden, Leases
+from calico_gc.once import ShiftedClock
+from calico_gc.settings import Settings
 
 from calico_ipam.errors import StoreUnavailable, Unauthorized
 from tests.gc_lease import FakeApi
 from tests.gc_world import GcClock
+from tests.kube_tools import wait_until
+from tests.memory import MemoryStore
 
 
 def candidate(api: FakeApi, clock: GcClock, name: str, told: list[str] | None = None) -> Election:
@@ -137,6 +142,67 @@ def test_leases_out_of_reach_say_so() -> None:
     api.error = Unauthorized('leases.coordination.k8s.io is forbidden: User "x" cannot get resource')
     with pytest.raises(Forbidden, match="forbidden"):
         candidate(api, clock, "a").step()
+
+
+REFUSAL = Unauthorized('leases.coordination.k8s.io is forbidden: User "x" cannot get resource')
+
+
+@pytest.mark.parametrize("error", [REFUSAL, Unauthorized("the API server answers 401")])
+def test_a_leader_that_is_refused_for_a_moment_goes_on(error: Exception) -> None:
+    """An API server that has just started may not know its roles yet."""
+    api, clock, told = FakeApi(), GcClock(), list[str]()
+    mine = candidate(api, clock, "a", told)
+    assert mine.step()
+    api.error = error
+    for _ in range(4):
+        clock.advance(2)
+        assert not mine.step()
+        mine.check()
+    api.error = None
+    clock.advance(1)
+    assert mine.step()
+    assert told == ["won"]
+    api.error = error
+    clock.advance(10)
+    mine.step()
+    assert told == ["won", "lost"], "nobody is trusted to lead who could not say so for ten seconds"
+
+
+def test_credentials_that_are_refused_are_tried_again() -> None:
+    api, clock = FakeApi(), GcClock()
+    mine = candidate(api, clock, "a")
+    api.error = Unauthorized("the API server answers 401")
+    assert not mine.step()
+    api.error = None
+    assert mine.step() and mine.leading
+
+
+def test_in_upstreams_place_it_works_without_leases_until_they_can_be_used(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Ruling 19, and afterwards: rights that are given later count."""
+    monkeypatch.setattr("calico_gc.assembly.WITHOUT_LEASE", 0.01)
+    monkeypatch.setattr("calico_gc.leader.RETRY", 0.01)
+    api, clock = FakeApi(), GcClock()
+    collector = Collector(
+        Place(MemoryStore(), api, host="n", instance="a", drop_in=True, environ={}),  # type: ignore[arg-type]  # a fake in its place
+        Settings(events=False),
+        ShiftedClock(clock),
+    )
+    api.error = REFUSAL
+    thread = collector._elect()
+    assert thread is not None and collector.election is not None
+    wait_until(lambda: collector.unelected, what="work without election")
+    collector._permit()
+    api.lease = {"metadata": {"resourceVersion": "0"}, "spec": {"holderIdentity": "b", "renewTime": "x"}}
+    api.error = None
+    wait_until(lambda: not collector.unelected, what="the election")
+    with pytest.raises(NotAllowed):
+        collector._permit()
+    collector.election.stop()
+    thread.join(30)
+    assert not thread.is_alive()
+    assert caplog.text.count("running without election") == 1
 
 
 @pytest.mark.parametrize("spec", [{}, {"holderIdentity": None}, {"holderIdentity": "", "leaseTransitions": "x"}])
