@@ -91,10 +91,11 @@ def _row_write(owner: BlockOwner, cidr: Network, row: Entry | None, state: str) 
 def confirm(engine: Engine, owner: BlockOwner, row: Entry | None, block: Entry) -> Entry:
     """Make the row of a block that is already ours say so, and return the block as it is then (§10.4 step 4).
 
-    Rewriting the block unchanged takes away the revision of anybody who is about to delete it.
+    Rewriting the block unchanged takes away the revision of anybody who is about to delete it. A row without a state
+    (data older than 3.0.7) is good enough for who finds it, and gets one when the block is claimed (§10.2).
     Raises Conflict, AlreadyExists or NotFound when something changed underneath.
     """
-    if row is not None and row.value.usable:
+    if row is not None and row.value.state == CONFIRMED:
         return block
     bump = Update(block, block.value.bumped())
     if engine.store.capabilities.atomic:

@@ -10,6 +10,8 @@ from typing import Any
 from calico_ipam.errors import InvalidInput, IPAMError, MaxAllocReached
 from calico_ipam.model.addresses import contains, overlaps, parse_network
 from calico_ipam.model.handle import sanitise_handle
+from calico_ipam.model.pool import enabled_pools, parse_pools, pool_for
+from calico_ipam.model.resource import IP_POOL, Resource
 from calico_ipam.model.selector import parse_selector
 from tests.golden.library_documents import (
     CONFIG,
@@ -32,6 +34,7 @@ from tests.golden.library_documents import (
     row_key,
     rows,
 )
+from tests.golden.library_kube import REST
 from tests.golden.library_scenario import Expectation, Moment, State
 
 SATURATED = 2**63 - 1
@@ -193,8 +196,9 @@ def give_held(moment: Moment, expected: Expectation, ours: State) -> None:
             family["host_reserved_attr"] = reserved
             family["partial_error"] = short and f"{short}; HostReservedAttr: {reserved['handle']}"
         expected.result[f"ipv{version}"] = family
+        stale = {row_key(owner, cidr) for owner, cidr in _stale_rows(moment)}
         for key in moment.step.changed:
-            if f"/ipv{version}/" in key and not _given_back(moment, key):
+            if f"/ipv{version}/" in key and key not in stale and not _given_back(moment, key):
                 _put_back(moment, expected, key)
         if isinstance(outcome, MaxAllocReached):
             expected.error = outcome
@@ -209,8 +213,11 @@ def give_held(moment: Moment, expected: Expectation, ours: State) -> None:
 def _given_back(moment: Moment, key: str) -> bool:
     """Tell whether a key is of a block that the host has given back, because its pool does not select it any more."""
     cidr = key.rpartition("/")[2].replace("-", "/")
-    row = row_key(f"host:{moment.step.args['hostname']}", cidr)
-    return row in moment.before and row not in moment.after and moment.after.get(key) is None
+    own = f"host:{moment.step.args['hostname']}"
+    row, block = row_key(own, cidr), block_key(cidr)
+    had = row in moment.before and (moment.before.get(block) or {}).get("affinity") == own
+    gone = row in moment.before and row not in moment.after and moment.after.get(key) is None
+    return gone and (had or (key == row and _deselected(moment, cidr)))
 
 
 def _put_back(moment: Moment, expected: Expectation, key: str) -> None:
@@ -349,10 +356,41 @@ def _released(moment: Moment, state: State) -> Iterator[tuple[str, str]]:
             wanted = owner == f"{kind}:{args['host']}"
         elif op == "release_pool_affinities":
             wanted = _within(args["pool"], cidr)
+        elif op == "auto_assign":
+            wanted = owner == f"host:{args['hostname']}" and _is_network(cidr) and _deselected(moment, cidr)
         else:
             wanted = False
         if wanted:
             yield owner, cidr
+
+
+def _is_network(text: str) -> bool:
+    try:
+        parse_network(text)
+    except InvalidInput:
+        return False
+    return True
+
+
+def _deselected(moment: Moment, cidr: str) -> bool:
+    """Tell whether an assignment finds the pool of one of the host's blocks enabled and not selecting the host."""
+    args = moment.step.args
+    version = 6 if ":" in cidr else 4
+    place = f"{RESOURCES}nodes/{args['hostname']}"
+    node = moment.before.get(place)
+    if not args.get(f"num{version}") or node is None or (moment.step.result or {}).get(f"ipv{version}") is None:
+        return False
+    resources = (Resource(IP_POOL, key.rpartition("/")[2], moment.before[key]) for key in _pool_keys(moment.before))
+    pools = enabled_pools(parse_pools(resources)[0], version)
+    pool = pool_for(pools, parse_network(cidr).network_address)
+    asked = [parse_network(text) for text in args.get(f"ipv{version}_pools") or ()]
+    metadata = node.get("metadata") or moment.before.get(REST + place, {}).get("metadata") or {}
+    labels = metadata.get("labels") or {}
+    return pool is not None and pool.cidr not in asked and not pool.selects_node(labels)
+
+
+def _pool_keys(state: State) -> list[str]:
+    return sorted(key for key in state if key.startswith(RESOURCES + "ippools/"))
 
 
 def _within(network: str, cidr: str) -> bool:
@@ -361,12 +399,13 @@ def _within(network: str, cidr: str) -> bool:
 
 def _stale_rows(moment: Moment) -> list[tuple[str, str]]:
     """Return the rows that upstream leaves although their block is missing or somebody else's."""
-    if moment.step.error is not None:
-        return []
+    if moment.step.error is not None and moment.step.op in ("release_affinity", "release_pool_affinities"):
+        return []  # it has stopped on the way
     found = []
     for owner, cidr in _released(moment, moment.after):
         block = moment.before.get(block_key(cidr))
-        if block is None or (block.get("affinity") or owner) != owner:
+        stale = block is None or (block.get("affinity") or owner) != owner
+        if stale and (moment.step.op != "auto_assign" or row_key(owner, cidr) in moment.before):
             found.append((owner, cidr))
     return found
 
@@ -408,6 +447,31 @@ def give_up_rowless(moment: Moment, expected: Expectation, ours: State) -> None:
             expected.error = {"type": "ipam.errBlockNotEmpty", "text": f"block '{cidr}' is not empty"}
             return
         give_up(expected.after, owner, cidr, moment.step.now)
+
+
+def _unconfirmed_own(moment: Moment) -> list[str]:
+    """Return the blocks that are claimed by whom they belong to already, by a row that does not say so."""
+    args = moment.step.args
+    if moment.step.op != "claim_affinity":
+        return []
+    owner = f"{args.get('affinity_type') or 'host'}:{args['host']}"
+    return [
+        key
+        for key, block in blocks(moment.before)
+        if block.get("affinity") == owner
+        and _within(args["cidr"], block["cidr"])
+        and (moment.before.get(row_key(owner, block["cidr"])) or {}).get("state") != "confirmed"
+        and moment.after.get(row_key(owner, block["cidr"])) != moment.before.get(row_key(owner, block["cidr"]))
+    ]
+
+
+def claims_own(moment: Moment, ours: State) -> bool:
+    return bool(_unconfirmed_own(moment))
+
+
+def rewrite_own(moment: Moment, expected: Expectation, ours: State) -> None:
+    for key in _unconfirmed_own(moment):
+        expected.after[key] = {**expected.after[key], "sequenceNumber": expected.after[key]["sequenceNumber"] + 1}
 
 
 def _virtual(moment: Moment, ours: State) -> list[tuple[str, str]]:

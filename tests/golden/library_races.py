@@ -331,11 +331,28 @@ def _empty_and_unowned(moment: Moment, state: State) -> dict[str, dict[str, Any]
     return found
 
 
+def _owner(moment: Moment) -> str:
+    args = moment.step.args
+    return f"{'virtual' if args.get('intended_use') == 'LoadBalancer' else 'host'}:{args.get('hostname')}"
+
+
+def _rowless(moment: Moment, state: State) -> dict[str, str]:
+    """Return the missing rows of blocks that belong to another host, by block: without them it cannot be relieved."""
+    own = _owner(moment)
+    owners = {key: block.get("affinity") or own for key, block in blocks(state)}
+    rows_of = {key: row_key(owner, state[key]["cidr"]) for key, owner in owners.items() if owner != own}
+    return {key: row for key, row in rows_of.items() if row not in state}
+
+
 def _with_ghost(moment: Moment, ours: State) -> Expectation:
-    """Return what ours does when the empty blocks of nobody belong to a host that may be relieved of them."""
+    """Return what ours does when the empty blocks of nobody belong to a host that may be relieved of them.
+
+    So may every host whose row is missing (limit L8).
+    """
     unowned = _empty_and_unowned(moment, ours)
     owned = {key: {**block, "affinity": GHOST} for key, block in unowned.items()}
-    ghosts = {row_key(GHOST, block["cidr"]): {"state": "confirmed", "deleted": False} for block in owned.values()}
+    names = [row_key(GHOST, block["cidr"]) for block in owned.values()] + list(_rowless(moment, ours).values())
+    ghosts = {name: {"state": "confirmed", "deleted": False} for name in names}
     outcome = rerun(moment, {**ours, **owned, **ghosts}, moment.step.hooks)
     back = {key: unowned[key] for key, block in outcome.after.items() if key in unowned and block == owned[key]}
     for key, block in outcome.after.items():
@@ -347,10 +364,13 @@ def _with_ghost(moment: Moment, ours: State) -> Expectation:
 
 def reclaims_unowned(moment: Moment, ours: State) -> bool:
     disturbed = bool(moment.step.hooks) and moment.step.error is not None
-    if moment.step.op != "auto_assign" or not _empty_and_unowned(moment, ours) or disturbed:
+    rowless = _rowless(moment, ours) if moment.step.op == "auto_assign" else {}
+    if moment.step.op != "auto_assign" or disturbed or not (_empty_and_unowned(moment, ours) or rowless):
         return False
     outcome = _with_ghost(moment, ours)
     taken = (outcome.after.get(key) for key in _empty_and_unowned(moment, ours))
+    if any((outcome.after.get(key) or {}).get("affinity") != ours[key]["affinity"] for key in rowless):
+        return True
     return any(block and block["affinity"] for block in taken) or any(
         ip not in str(moment.step.result) for ip in _all_addresses(outcome.result)
     )
@@ -362,6 +382,25 @@ def _all_addresses(result: Any) -> list[str]:
 
 def reclaim(moment: Moment, expected: Expectation, ours: State) -> None:
     _take(expected, _with_ghost(moment, ours), moment)
+
+
+def _stale_rows(moment: Moment, state: State) -> list[str]:
+    """Return the host's rows of blocks that belong to somebody else, or to nobody."""
+    own = _owner(moment)
+    found = [key for key, owner, cidr in rows(state) if owner == own and block_key(cidr) in state]
+    return [key for key in found if state[block_key(key.rpartition("/")[2].replace("-", "/"))].get("affinity") != own]
+
+
+def counts_stale_rows(moment: Moment, ours: State) -> bool:
+    limited = moment.step.op == "auto_assign" and (moment.step.error or {}).get("is") == "ErrBlockLimit"
+    if not limited or moment.step.hooks or not _stale_rows(moment, ours) or patch.at_cap(moment, ours):
+        return False
+    return rerun(moment, ours, ()).result != moment.step.result
+
+
+def without_stale_rows(moment: Moment, expected: Expectation, ours: State) -> None:
+    stale = _stale_rows(moment, ours)
+    _take(expected, rerun(moment, {k: v for k, v in ours.items() if k not in stale}, ()), moment)
 
 
 def empties_unowned(moment: Moment, ours: State) -> bool:
