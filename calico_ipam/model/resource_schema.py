@@ -198,6 +198,9 @@ def checked(kind: str, document: Mapping[str, Any]) -> dict[str, Any]:
     for name in document:
         if name not in top:
             raise UnknownField(str(name), top, f"A {kind}")
+    for name, type_name in (("metadata", "v1.ObjectMeta"), ("spec", f"v3.{kind}Spec")):
+        if not isinstance(document.get(name) or {}, Mapping):
+            raise _mismatch(document[name], kind, name, type_name)
     metadata = _read(document.get("metadata") or {}, METADATA, "ObjectMeta", "metadata")
     spec = _read(document.get("spec") or {}, schema.spec, f"{kind}Spec", "spec", schema.kept)
     for name in schema.kept:
@@ -242,25 +245,47 @@ def _typed(value: Any, kind: Field, struct: str, path: str) -> Any:
     if kind.startswith("[]"):
         if not isinstance(value, list):
             raise _mismatch(value, struct, path, kind)
-        for item in value:
-            if not isinstance(item, str):
-                raise _mismatch(item, struct, path, kind[2:])
-        return list(value)
+        return [_text(item, struct, path, kind[2:]) for item in value]
     if kind == "map[string]string":
-        if not isinstance(value, Mapping) or not all(isinstance(item, str) for item in value.values()):
+        if not isinstance(value, Mapping):
             raise _mismatch(value, struct, path, kind)
-        return dict(value)
-    wanted = {"bool": bool, "int": int, "int32": int}.get(kind, str)
-    if not isinstance(value, wanted) or (wanted is int and isinstance(value, bool)):
+        return {str(name): _text(item, struct, path, "string") for name, item in value.items()}
+    if kind in _BITS:
+        return _whole_number(value, struct, path, kind)
+    if kind == "bool":
+        if not isinstance(value, bool):
+            raise _mismatch(value, struct, path, kind)
+        return value
+    return _text(value, struct, path, kind)
+
+
+_BITS = {"int": 63, "int32": 31}
+
+
+def _text(value: Any, struct: str, path: str, kind: str) -> str:
+    if value is None:
+        return ""
+    if not isinstance(value, str):
         raise _mismatch(value, struct, path, kind)
     return value
 
 
-def _mismatch(value: Any, struct: str, path: str, kind: str) -> WrongType:
+def _whole_number(value: Any, struct: str, path: str, kind: str) -> int:
+    """Return a number without a fraction, as Go reads one: 26.0 is 26."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise _mismatch(value, struct, path, kind)
+    if isinstance(value, float) or not -(1 << _BITS[kind]) <= value < 1 << _BITS[kind]:
+        raise _mismatch(value, struct, path, kind, literal=f" {value}")
+    return value
+
+
+def _mismatch(value: Any, struct: str, path: str, kind: str, literal: str = "") -> WrongType:
     from_ = "bool" if isinstance(value, bool) else "number" if isinstance(value, (int, float)) else None
     from_ = from_ or {"str": "string", "list": "array"}.get(type(value).__name__, "object")
     return WrongType(
-        f"error unmarshaling JSON: while decoding JSON: json: cannot unmarshal {from_} into Go struct field "
+        f"error unmarshaling JSON: while decoding JSON: json: cannot unmarshal {from_}{literal} into Go struct field "
         f"{struct}.{path} of type {kind}",
         subject=path,
         hint=f"'{path}' must be {_named(kind)}.",

@@ -298,6 +298,45 @@ def test_the_cluster_is_asked_before_files_are_read(world: Cluster, ctl: Ctl) ->
     assert said(ctl, "get ippool a --allow-version-mismatch")[0] == 0
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (("spec: {", "spec: {blockSize: '26', "), "string into Go struct field IPPoolSpec.spec.blockSize of type int"),
+        (
+            ("spec: {", "spec: {blockSize: 26.5, "),
+            "number 26.5 into Go struct field IPPoolSpec.spec.blockSize of type int",
+        ),
+        (
+            ("spec: {", "spec: {natOutgoing: 1, "),
+            "number into Go struct field IPPoolSpec.spec.natOutgoing of type bool",
+        ),
+        (
+            ("spec: {", "spec: {allowedUses: [1], "),
+            "number into Go struct field IPPoolSpec.spec.allowedUses of type v3.IPPoolAllowedUse",
+        ),
+        (("name: new", "name: 5"), "number into Go struct field ObjectMeta.metadata.name of type string"),
+        (
+            ("name: new", "name: new, labels: {a: 1}"),
+            "number into Go struct field ObjectMeta.metadata.labels of type string",
+        ),
+        (
+            ("name: new", "name: new, labels: [a]"),
+            "array into Go struct field ObjectMeta.metadata.labels of type map[string]string",
+        ),
+        (("{cidr: 10.9.0.0/24}", "[a]"), "array into Go struct field IPPool.spec of type v3.IPPoolSpec"),
+        (("{name: new}", "new"), "string into Go struct field IPPool.metadata of type v1.ObjectMeta"),
+    ],
+)
+def test_types_are_told_as_go_tells_them(ctl: Ctl, change: tuple[str, str], words: str) -> None:
+    wrong = "failed to execute command: error unmarshaling JSON: while decoding JSON: json: cannot unmarshal "
+    assert said(ctl, "create -f -", stdin=ONE.replace(*change)) == (1, "", f"{wrong}{words}\n")
+
+
+def test_whole_numbers_may_be_written_with_a_fraction(ctl: Ctl) -> None:
+    assert said(ctl, "create -f -", stdin=ONE.replace("spec: {", "spec: {blockSize: 28.0, "))[0] == 0
+    assert json.loads(said(ctl, "get ippool new -o json")[1])["spec"]["blockSize"] == 28
+
+
 # --- files of settings ----------------------------------------------------------------------------------------
 
 EVERYWHERE = (
