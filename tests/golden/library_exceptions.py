@@ -69,12 +69,6 @@ EXCEPTIONS: tuple[Difference, ...] = (
         race.give_held,
     ),
     Difference("P07", "a tunnel address is never borrowed", race.tunnel_borrows, patch.do_not_borrow),
-    Difference(
-        "L17",
-        "rows of blocks that are not the host's do not count towards its limit",
-        race.counts_stale_rows,
-        race.without_stale_rows,
-    ),
     Difference("L19", "counts are exact for pools of any size", patch.saturated, patch.exact_counts),
     Difference("L19", "IPv6 blocks in no pool are shown", patch.hides_orphans, patch.show_orphans),
     Difference("L22", "addresses mature in the order of their release", patch.matures_by_ordinal, patch.by_release),
@@ -105,6 +99,12 @@ EXCEPTIONS: tuple[Difference, ...] = (
     Difference("§14.8", "… and an object is only its own handle's", kube.reads_shared, kube.no_shared),
     Difference("L29", "a handle that cannot be an object's name is refused", kube.unnameable, kube.refuse_name),
     Difference("typed", "a handle has a name", kube.no_handle, kube.refuse_empty),
+    Difference(
+        "L17",
+        "rows of blocks that are not the host's do not count towards its limit",
+        race.counts_stale_rows,
+        race.without_stale_rows,
+    ),
     Difference(
         "L1",
         "… so a handle is at its cap only by addresses that it really holds",

@@ -295,7 +295,8 @@ def bad_selector(moment: Moment, ours: State) -> bool:
 
 def _unconfirmed_row(moment: Moment, ours: State) -> str | None:
     """Return the key of a row that AssignIP finds unconfirmed although the block is the host's own."""
-    if moment.step.op != "assign_ip" or moment.step.error is not None:
+    refused = moment.step.error is not None and moment.step.error["type"] != "errors.ErrorResourceAlreadyExists"
+    if moment.step.op != "assign_ip" or refused:
         return None
     owner = f"host:{moment.step.args['hostname']}"
     target = parse_network(canonical(moment.step.args["ip"]))

@@ -393,7 +393,8 @@ def _stale_rows(moment: Moment, state: State) -> list[str]:
 
 def counts_stale_rows(moment: Moment, ours: State) -> bool:
     limited = moment.step.op == "auto_assign" and (moment.step.error or {}).get("is") == "ErrBlockLimit"
-    if not limited or moment.step.hooks or not _stale_rows(moment, ours) or patch.at_cap(moment, ours):
+    otherwise = patch.at_cap(moment, ours) or patch.late_refusal(moment, ours)
+    if not limited or moment.step.hooks or otherwise or not _stale_rows(moment, ours):
         return False
     return rerun(moment, ours, ()).result != moment.step.result
 
@@ -401,6 +402,7 @@ def counts_stale_rows(moment: Moment, ours: State) -> bool:
 def without_stale_rows(moment: Moment, expected: Expectation, ours: State) -> None:
     stale = _stale_rows(moment, ours)
     _take(expected, rerun(moment, {k: v for k, v in ours.items() if k not in stale}, ()), moment)
+    expected.after |= {key: ours[key] for key in stale if key in moment.after}  # of pools that are not in play
 
 
 def empties_unowned(moment: Moment, ours: State) -> bool:
