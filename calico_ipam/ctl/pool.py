@@ -93,7 +93,8 @@ def create(session: Session, /, cidr: str, uses: tuple[str, ...], dry_run: bool,
     """
     from calico_ipam.engine.pools import check_pool, create_pool
     from calico_ipam.model.pool import Pool
-    from calico_ipam.model.pool_rules import ALLOWED_USES, ASSIGNMENT_MODES, PoolRequest, default_pool_name
+    from calico_ipam.model.pool_rules import PoolRequest, default_pool_name
+    from calico_ipam.model.pool_schema import ALLOWED_USES, ASSIGNMENT_MODES
 
     named = [use for given in uses for use in given.split(",") if use]
     settings["assignment_mode"] = _canonical(settings["assignment_mode"], ASSIGNMENT_MODES)
