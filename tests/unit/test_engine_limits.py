@@ -28,9 +28,10 @@ from calico_ipam.errors import (
     StoreError,
 )
 from calico_ipam.model.addresses import Network, overlaps, parse_address, parse_network
-from calico_ipam.model.affinity import HOST, BlockOwner
+from calico_ipam.model.affinity import HOST, VIRTUAL, BlockOwner
 from calico_ipam.model.block import Block, ReleaseOption
 from calico_ipam.model.handle import Handle
+from calico_ipam.model.handle_names import vm_handle
 from calico_ipam.model.keys import AffinityKey, BlockKey, ConfigKey, HandleKey
 from tests.cluster import Cluster, ManualClock, cluster
 from tests.faulty import Fault, FaultyStore
@@ -508,3 +509,39 @@ def test_l15_a_count_that_a_crash_left_behind_does_not_keep_a_vm_from_a_named_ad
     world.ipam.assign_ip(parse_address("10.0.0.9"), handle="vm", hostname="node-1", max_per_handle=1)
     assert world.handle("vm") == {OWN: 1}
     assert world.ipam.ips_by_handle("vm") == [parse_address("10.0.0.9")]
+
+
+def test_l14_a_block_that_is_marked_as_deleted_is_not_there(one_by_one: Cluster) -> None:
+    one_by_one.auto(1, handle="h", ipv4_pools=[POOL_1])
+    one_by_one.ipam.release_by_handle("h")
+    block = one_by_one.store.inner.get(BlockKey(parse_network(OWN)))
+    one_by_one.store.inner.commit(Update(block, replace(block.value, deleted=True)))
+    assert OWN not in one_by_one.blocks()
+    assert one_by_one.auto(1, handle="g", ipv4_pools=[POOL_1]) == ["10.0.0.8/30"]
+
+
+def test_l21_a_vm_whose_handle_upstream_cannot_name_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="no handle can be made for virtual machine") as caught:
+        vm_handle("k8s-pod-network", "n" * 60, "v" * 60)
+    assert caught.value.hint
+
+
+def test_l23_the_load_balancer_has_the_default_limit_and_obeys_the_settings(world: Cluster) -> None:
+    world.pool("pool-2", "10.1.0.0/27", 32, allowedUses=["LoadBalancer"])
+
+    def services(number: int) -> int:
+        with suppress(BlockLimitReached):
+            world.auto(number, host="load-balancer", use="LoadBalancer", handle="lb")
+        return len(world.ipam.ips_by_handle("lb"))
+
+    assert services(25) == 20
+    world.configure(strict_affinity=True, max_blocks_per_host=22)
+    assert services(5) == 22
+
+
+def test_l25_a_virtual_owner_does_not_take_the_row_of_a_host_of_its_name(one_by_one: Cluster) -> None:
+    block, host = parse_network(OWN), BlockOwner(HOST, "same")
+    assert one_by_one.ipam.claim_affinity(block, host).claimed == (block,)
+    assert one_by_one.ipam.claim_affinity(block, BlockOwner(VIRTUAL, "same")).failed == (block,)
+    assert one_by_one.rows("same") == {OWN: "confirmed"}
+    one_by_one.ipam.release_affinity(block, host, must_be_empty=True)
