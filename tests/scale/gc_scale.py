@@ -29,6 +29,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -47,37 +48,51 @@ PAGE_TICK = os.sysconf("SC_CLK_TCK")
 
 
 class Cluster:
-    """Nodes and pods as documents, and everybody who watches them."""
+    """Nodes and pods as the text that is sent, and everybody who watches them."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.revision = 1
-        self.objects: dict[str, dict[str, dict[str, Any]]] = {"nodes": {}, "pods": {}}
+        #: kind -> namespace -> name
+        self.objects: dict[str, dict[str, dict[str, bytes]]] = {"nodes": {}, "pods": {}}
         self.watchers: dict[str, list[queue.Queue[bytes]]] = {"nodes": [], "pods": []}
         self.gets = 0
 
     def put(self, kind: str, document: dict[str, Any]) -> None:
         with self.lock:
-            self._put("MODIFIED", kind, document)
-
-    def _put(self, event: str, kind: str, document: dict[str, Any]) -> None:
-        self.revision += 1
-        document["metadata"]["resourceVersion"] = str(self.revision)
-        self.objects[kind][_name(document)] = document
-        self._tell(event, kind, document)
-
-    def delete(self, kind: str, name: str) -> None:
-        with self.lock:
-            document = self.objects[kind].pop(name)
             self.revision += 1
-            gone = {**document, "metadata": {**document["metadata"], "resourceVersion": str(self.revision)}}
-            self._tell("DELETED", kind, gone)
+            document["metadata"]["resourceVersion"] = str(self.revision)
+            namespace, _, name = _name(document).partition("/")
+            text = json.dumps(document).encode()
+            self.objects[kind].setdefault(namespace, {})[name] = text
+            self._tell("MODIFIED", kind, text)
 
-    def _tell(self, event: str, kind: str, document: dict[str, Any]) -> None:
-        if self.watchers[kind]:
-            line = json.dumps({"type": event, "object": document}).encode() + b"\n"
-            for watcher in self.watchers[kind]:
-                watcher.put(line)
+    def delete(self, kind: str, full_name: str) -> None:
+        with self.lock:
+            namespace, _, name = full_name.partition("/")
+            document = json.loads(self.objects[kind][namespace].pop(name))
+            self.revision += 1
+            document["metadata"]["resourceVersion"] = str(self.revision)
+            self._tell("DELETED", kind, json.dumps(document).encode())
+
+    def _tell(self, event: str, kind: str, text: bytes) -> None:
+        line = b'{"type":"%s","object":%s}\n' % (event.encode(), text)
+        for watcher in self.watchers[kind]:
+            watcher.put(line)
+
+    def found(self, kind: str, namespace: str, name: str) -> bytes | None:
+        return self.objects[kind].get(namespace, {}).get(name)
+
+    def listed(self, kind: str, namespace: str, begin: int, size: int) -> bytes:
+        """Return one page of a list."""
+        with self.lock:
+            places = [self.objects[kind].get(namespace, {})] if namespace else self.objects[kind].values()
+            items = list(islice(chain.from_iterable(place.values() for place in places), begin, begin + size + 1))
+            metadata = {"resourceVersion": str(self.revision)}
+        if len(items) > size:
+            metadata["continue"] = str(begin + size)
+        text = b'{"kind":"%sList","metadata":%s,"items":[%s]}'
+        return text % (kind[:-1].title().encode(), json.dumps(metadata).encode(), b",".join(items[:size]))
 
 
 def _name(document: dict[str, Any]) -> str:
@@ -85,9 +100,13 @@ def _name(document: dict[str, Any]) -> str:
     return f"{metadata.get('namespace', '')}/{metadata['name']}"
 
 
+NOT_FOUND = b'{"kind":"Status","reason":"NotFound","code":404}'
+
+
 class Handler(BaseHTTPRequestHandler):
     cluster: Cluster
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # else each answer waits forty milliseconds for an acknowledgement
 
     def do_GET(self) -> None:
         parts = urlsplit(self.path)
@@ -98,25 +117,15 @@ class Handler(BaseHTTPRequestHandler):
         elif segments and segments[0] in ("nodes", "pods"):
             namespace, kind, rest = "", segments[0], segments[1:]
         else:
-            return self._send(404, {"kind": "Status", "reason": "NotFound", "code": 404})
+            return self._send(404, NOT_FOUND)
         if query.get("watch"):
             return self._watch(kind)
         if rest:
             self.cluster.gets += 1
-            found = self.cluster.objects[kind].get(f"{namespace}/{rest[0]}")
-            return self._send(200, found) if found else self._send(404, {"kind": "Status", "reason": "NotFound"})
-        return self._list(kind, namespace, query)
-
-    def _list(self, kind: str, namespace: str, query: dict[str, str]) -> None:
+            found = self.cluster.found(kind, namespace, rest[0])
+            return self._send(200, found) if found else self._send(404, NOT_FOUND)
         begin, size = int(query.get("continue", "0")), int(query.get("limit", "500"))
-        with self.cluster.lock:
-            items = [d for n, d in self.cluster.objects[kind].items() if not namespace or n.startswith(f"{namespace}/")]
-            revision = self.cluster.revision
-        metadata = {"resourceVersion": str(revision)}
-        if begin + size < len(items):
-            metadata["continue"] = str(begin + size)
-        answer = {"kind": f"{kind[:-1].title()}List", "metadata": metadata, "items": items[begin : begin + size]}
-        self._send(200, answer)
+        return self._send(200, self.cluster.listed(kind, namespace, begin, size))
 
     def _watch(self, kind: str) -> None:
         mine: queue.Queue[bytes] = queue.Queue()
@@ -134,8 +143,7 @@ class Handler(BaseHTTPRequestHandler):
             with self.cluster.lock:
                 self.cluster.watchers[kind].remove(mine)
 
-    def _send(self, status: int, document: dict[str, Any]) -> None:
-        body = json.dumps(document).encode()
+    def _send(self, status: int, body: bytes) -> None:
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -270,16 +278,20 @@ def leaks(store: Datastore, number: int, pods: int, measured: Measured, delete: 
     left = number
     blocks = sorted({n for n, _ in names})
     while left and time.monotonic() - began < 600:
-        left = 0
-        for n in blocks:
-            entry = store.read(key := BlockKey(parse_network(f"10.{n // 250}.{n % 250}.0/26"))).entry(key)
-            left += sum(1 for _ in entry.value.taken()) if entry is not None else 0
+        held = {n: _held(store, n) for n in blocks}
+        blocks = [n for n in blocks if held[n]]  # the others need no further look: looking costs the servers, too
+        left = sum(held.values())
         if left < number and first is None:
             first = time.monotonic() - began
             print(f"first address free {first:.1f} s after the first confirmation")
         time.sleep(0.5)
     print(f"{number - left} of {number} addresses free after {time.monotonic() - began:.1f} s", end=", ")
     print(f"{measured.cpu() - before:.1f} s of CPU, {measured.resident():.0f} MiB resident")
+
+
+def _held(store: Datastore, n: int) -> int:
+    entry = store.read(key := BlockKey(parse_network(f"10.{n // 250}.{n % 250}.0/26"))).entry(key)
+    return sum(1 for _ in entry.value.taken()) if entry is not None else 0
 
 
 @contextmanager
