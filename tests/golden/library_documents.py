@@ -215,3 +215,17 @@ def canonical(text: str) -> str:
     """Return an address in the one spelling that our values have."""
     found = ip_address(text)
     return str(getattr(found, "ipv4_mapped", None) or found)
+
+
+def parses(text: str) -> bool:
+    """Tell whether a text is an address."""
+    try:
+        canonical(text)
+    except ValueError:
+        return False
+    return True
+
+
+def addresses(result: Any, family: str) -> list[str]:
+    """Return the addresses of a family in the result of an assignment."""
+    return ((result or {}).get(family) or {}).get("ips") or []

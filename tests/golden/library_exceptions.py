@@ -17,9 +17,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from tests.golden import library_document_patches as document
 from tests.golden import library_kube_patches as kube
 from tests.golden import library_patches as patch
 from tests.golden import library_races as race
+from tests.golden import library_release_patches as release
+from tests.golden import library_reruns as rerun
 from tests.golden.library_scenario import Expectation, Moment, State
 
 
@@ -41,17 +44,17 @@ class Difference:
 
 
 EXCEPTIONS: tuple[Difference, ...] = (
-    Difference("L2", "… and so does not reach the cap by itself", race.cap_reached_by_retries, race.as_if_undisturbed),
+    Difference("L2", "… and so does not reach the cap by itself", race.cap_reached_by_retries, rerun.as_if_undisturbed),
     Difference("L4", "wrong families are refused before anything is assigned", patch.late_refusal, patch.nothing_done),
-    Difference("L5", "a race lost while claiming is run again", race.claim_disturbed, race.as_if_undisturbed),
+    Difference("L5", "a race lost while claiming is run again", race.claim_disturbed, rerun.as_if_undisturbed),
     Difference("L5", "a block that fills up while it is claimed is passed over", race.filled, race.next_block),
     Difference(
         "L8",
         "an affinity row whose block is missing or somebody else's is removed by a release",
-        patch.releases_stale_rows,
-        patch.drop_stale_rows,
+        release.releases_stale_rows,
+        release.drop_stale_rows,
     ),
-    Difference("L8", "a block whose row is missing can be released", patch.releases_rowless, patch.give_up_rowless),
+    Difference("L8", "a block whose row is missing can be released", release.releases_rowless, release.give_up_rowless),
     Difference(
         "L10",
         "releasing a handle removes all of it, entries for blocks that are gone or hold nothing included",
@@ -60,39 +63,43 @@ EXCEPTIONS: tuple[Difference, ...] = (
         resync=False,
     ),
     Difference("L10", "… so the handle is not there afterwards", patch.handle_is_gone, patch.no_such_handle),
-    Difference("L11", "doubled free addresses cause no write", patch.useless_write, patch.not_written),
-    Difference("§13.2", "the error told is that of the block named first", race.told_of_another, race.the_other_error),
+    Difference("L11", "doubled free addresses cause no write", release.useless_write, release.not_written),
+    Difference(
+        "§13.2", "the error told is that of the block named first", rerun.told_of_another, rerun.the_other_error
+    ),
     Difference(
         "L15",
         "a handle at its cap gets what it holds, with the block's prefix, whether or not a block has room",
         patch.at_cap,
-        race.give_held,
+        rerun.give_held,
     ),
-    Difference("P07", "a tunnel address is never borrowed", race.tunnel_borrows, patch.do_not_borrow),
-    Difference("L19", "counts are exact for pools of any size", patch.saturated, patch.exact_counts),
-    Difference("L19", "IPv6 blocks in no pool are shown", patch.hides_orphans, patch.show_orphans),
-    Difference("L22", "addresses mature in the order of their release", patch.matures_by_ordinal, patch.by_release),
-    Difference("§15", "an address is found whatever became of its pool", race.looks_too_narrowly, race.as_if_pooled),
-    Difference("L12", "an address gets its own owner, others of the handle keep theirs", patch.shared, patch.unshare),
-    Difference("L9", "an empty block of nobody can be taken", race.reclaims_unowned, race.reclaim),
-    Difference("L9", "one that empties by cooling down goes", race.empties_unowned, race.remove_emptied),
-    Difference("L26", "a pool whose selector does not parse is left out", patch.bad_selector, race.without_bad_pools),
+    Difference("P07", "a tunnel address is never borrowed", rerun.tunnel_borrows, patch.do_not_borrow),
+    Difference("L19", "counts are exact for pools of any size", document.saturated, document.exact_counts),
+    Difference("L19", "IPv6 blocks in no pool are shown", document.hides_orphans, document.show_orphans),
+    Difference("L22", "addresses mature in the order of their release", release.matures_by_ordinal, release.by_release),
+    Difference("§15", "an address is found whatever became of its pool", rerun.looks_too_narrowly, rerun.as_if_pooled),
+    Difference(
+        "L12", "an address gets its own owner, others of the handle keep theirs", document.shared, document.unshare
+    ),
+    Difference("L9", "an empty block of nobody can be taken", rerun.reclaims_unowned, rerun.reclaim),
+    Difference("L9", "one that empties by cooling down goes", rerun.empties_unowned, rerun.remove_emptied),
+    Difference("L26", "a pool whose selector does not parse is left out", patch.bad_selector, rerun.without_bad_pools),
     Difference("L27", "AssignIP confirms the row of an own block", patch.unconfirmed, patch.confirm),
     Difference("L29", "a handle that could never be listed is refused", patch.unlistable, patch.refuse_handle),
-    Difference("L30", "what cannot be read counts as taken", patch.unreadable, race.beside_damaged),
-    Difference("L31", "a write whose answer is lost is looked up", race.answer_lost, race.as_if_undisturbed),
-    Difference("§14.4", "a pool takes virtual hosts' blocks along", patch.virtual_in_pool, patch.release_virtual),
+    Difference("L30", "what cannot be read counts as taken", patch.unreadable, rerun.beside_damaged),
+    Difference("L31", "a write whose answer is lost is looked up", race.answer_lost, rerun.as_if_undisturbed),
+    Difference("§14.4", "a pool takes virtual hosts' blocks along", release.virtual_in_pool, release.release_virtual),
     Difference("atomic", "there is no half-claimed block to fail or race on", race.half_claim, race.without_half_claim),
     Difference("atomic", "a release that fails leaves the row as it was", race.half_release, race.row_unchanged),
     Difference("atomic", "a handle that cannot be written is a block that cannot", race.handle_fails, race.say_so),
     Difference("atomic", "an own block without a row is rewritten with it", race.lost_to_self, race.one_more_write),
-    Difference("atomic", "… also when it is claimed once more", patch.claims_own, patch.rewrite_own),
-    Difference("bounds", "settings out of bounds are refused", patch.out_of_bounds, patch.refuse_settings),
-    Difference("fields", "unknown fields of a block survive", patch.drops_fields, patch.keep_fields),
-    Difference("fields", "an absent map stays absent", patch.makes_map, patch.keep_absent),
+    Difference("atomic", "… also when it is claimed once more", release.claims_own, release.rewrite_own),
+    Difference("bounds", "settings out of bounds are refused", document.out_of_bounds, document.refuse_settings),
+    Difference("fields", "unknown fields of a block survive", document.drops_fields, document.keep_fields),
+    Difference("fields", "an absent map stays absent", document.makes_map, document.keep_absent),
     Difference("snapshot", "a prelude that cannot be read is an error", race.prelude_fails, race.store_error),
-    Difference("typed", "malformed addresses do not reach the library", patch.malformed, patch.invalid_input),
-    Difference("typed", "addresses have one spelling", patch.other_spelling, patch.one_spelling),
+    Difference("typed", "malformed addresses do not reach the library", document.malformed, document.invalid_input),
+    Difference("typed", "addresses have one spelling", document.other_spelling, document.one_spelling),
     Difference("L25", "a row of another owner of the same name stays", kube.drops_namesake, kube.keep_namesake),
     Difference("§14.3", "blocks marked as deleted are not there", kube.counts_marked, kube.without_marked),
     Difference("§14.8", "handles that would share an object are refused", kube.shares_object, kube.refuse_namesake),
@@ -102,16 +109,16 @@ EXCEPTIONS: tuple[Difference, ...] = (
     Difference(
         "L17",
         "rows of blocks that are not the host's do not count towards its limit",
-        race.counts_stale_rows,
-        race.without_stale_rows,
+        rerun.counts_stale_rows,
+        rerun.without_stale_rows,
     ),
     Difference(
         "L1",
         "… so a handle is at its cap only by addresses that it really holds",
-        race.cap_reached_by_counts,
-        race.as_if_undisturbed,
+        rerun.cap_reached_by_counts,
+        rerun.as_if_undisturbed,
     ),
-    Difference("L15", "a handle that counts too much is corrected", race.corrects_handle, race.as_if_undisturbed),
+    Difference("L15", "a handle that counts too much is corrected", rerun.corrects_handle, rerun.as_if_undisturbed),
     # The last ones: they count what the others have left in the blocks.
     Difference(
         "L1",

@@ -7,7 +7,7 @@ from calico_ipam.model.handle import sanitise_handle
 from calico_ipam.model.names import check_handle_name
 from tests.golden.library_documents import HANDLES, blocks, rows
 from tests.golden.library_patches import no_such_handle
-from tests.golden.library_races import rerun
+from tests.golden.library_reruns import rerun
 from tests.golden.library_scenario import Expectation, Moment, State
 
 
