@@ -35,12 +35,12 @@ from calico_ipam.datastore.api import (
 )
 from calico_ipam.datastore.kube import codec
 from calico_ipam.datastore.kube.abreast import Abreast
-from calico_ipam.datastore.kube.api import JSON, NAMES, KubeApi, Request
+from calico_ipam.datastore.kube.api import NAMES, KubeApi, Request
 from calico_ipam.datastore.kube.codec import Group
 from calico_ipam.datastore.kube.derived import write_endpoint, write_node
-from calico_ipam.datastore.kube.errors import Expired
 from calico_ipam.datastore.kube.groups import ServedGroup
 from calico_ipam.datastore.kube.objects import entry_of, lazy_block, marked_deleted, meta, within_scope
+from calico_ipam.datastore.kube.pages import all_items
 from calico_ipam.datastore.kube.paths import Collection, Place, collection_of, missing, place_of, storable, unlabelled
 from calico_ipam.datastore.kube.watch import Watch
 from calico_ipam.datastore.lazy import slim
@@ -69,11 +69,9 @@ from calico_ipam.model.keys import (
     Resources,
     Scope,
 )
-from calico_ipam.model.resource import NODE, WORKLOAD_ENDPOINT, Resource, mapping
+from calico_ipam.model.resource import NODE, WORKLOAD_ENDPOINT, Resource
 
 log = logging.getLogger(__name__)
-
-PAGE = 500
 
 
 class KubernetesStore(Datastore):
@@ -153,7 +151,7 @@ class KubernetesStore(Datastore):
         collection = self._collection(scope)
         if isinstance(scope, Blocks) and scope.recent:
             return self._lazily(scope, collection)
-        found, revision = self._pages(collection, make=partial(self._named, scope, collection.kind))
+        found, revision = all_items(self._call, collection, make=partial(self._named, scope, collection.kind))
         found.sort(key=lambda pair: pair[0])
         entries = tuple(each for _, each in found if isinstance(each, Entry))
         return Listing(entries, revision, tuple(each for _, each in found if isinstance(each, Damaged)))
@@ -177,42 +175,13 @@ class KubernetesStore(Datastore):
 
         Of a thousand blocks the server sends 1 MB in 80 ms of its time instead of 3 MB in 220 ms.
         """
-        items, revision = self._pages(collection, NAMES)
+        items, revision = all_items(self._call, collection, NAMES)
         found = [
             lazy_block(item, self.group, lambda name: self._call(Request("GET", f"{collection.path}/{name}")))
             for item in items
         ]
         entries = [each for each in found if isinstance(each, Entry) and within_scope(scope, each)]
         return Listing(tuple(entries), revision, tuple(each for each in found if isinstance(each, Damaged)))
-
-    def _pages(
-        self,
-        collection: Collection,
-        accept: str = JSON,
-        make: Callable[[Iterable[Mapping[str, Any]]], Iterable[Any]] = iter,
-    ) -> tuple[builtins.list[Any], Revision]:
-        """Return all items of a list, or what ``make`` makes of each page, so that pages need not be kept; when a
-        continuation expired, all at once instead (datastore §5)."""
-        items: list[Any] = []
-        query = {**collection.query, "limit": str(PAGE)}
-        if query.get("resourceVersion") == "0":
-            del query["limit"]  # the cache answers with everything anyway, and some releases would not use it
-        while True:
-            try:
-                found = self._call(Request("GET", collection.path, query, verb="list", accept=accept))
-            except NotFound:
-                return [], ""  # the definition is not installed: nothing is stored
-            except Expired:
-                if "continue" not in query:
-                    raise
-                items, query = [], dict(collection.query)
-                continue
-            metadata = mapping(found.get("metadata"))
-            items += make(mapping(item) for item in found.get("items") or ())
-            token = metadata.get("continue")
-            if not token:
-                return items, str(metadata.get("resourceVersion") or "")
-            query = {**collection.query, "limit": str(PAGE), "continue": str(token)}
 
     def _endpoint_of_pod(self, scope: Resources) -> Listing:
         """The plugin may not list pods: an endpoint name names its pod, which is read alone (datastore §9)."""
@@ -362,7 +331,7 @@ class KubernetesStore(Datastore):
         Each is tried; the first error is raised at the end.
         """
         failure: IPAMError | None = None
-        for item in self._pages(unlabelled(self.group))[0]:
+        for item in all_items(self._call, unlabelled(self.group))[0]:
             found = entry_of("BlockAffinity", item, self.group)
             if isinstance(found, Damaged) or marked_deleted(found) or not within_scope(Affinities(HOST, host), found):
                 continue
