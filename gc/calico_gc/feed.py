@@ -15,8 +15,8 @@ from typing import Any, Protocol
 from calico_gc import intake
 from calico_gc.intake import Change
 from calico_gc.kinds import INSTANCES, MACHINES, NODES, PODS, Kind, calico_kind
-from calico_gc.kube import pages
-from calico_ipam.datastore.api import Datastore
+from calico_gc.kube import REQUEST_SECONDS, pages
+from calico_ipam.datastore.api import Datastore, Deadline
 from calico_ipam.datastore.kube.api import KubeApi, Request
 from calico_ipam.datastore.kube.codec import Group
 from calico_ipam.datastore.kube.errors import Expired
@@ -309,7 +309,7 @@ class KubeVirt(Source):
 
     def _look(self) -> None:
         try:
-            self._api.call(Request("GET", "/apis/kubevirt.io"), None)
+            self._api.call(Request("GET", "/apis/kubevirt.io"), Deadline.after(REQUEST_SECONDS))
         except NotFound:
             return
         if not self._stop.is_set():

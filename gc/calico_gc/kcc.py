@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from calico_gc.durations import format_duration, parse_duration
-from calico_ipam.datastore.api import Create, Datastore, Entry, Update
+from calico_ipam.datastore.api import Create, Datastore, Deadline, Entry, Update
 from calico_ipam.datastore.kube.api import KubeApi, Request
 from calico_ipam.errors import AlreadyExists, Conflict, InvalidInput, NotFound
 from calico_ipam.model.keys import ResourceKey
@@ -18,6 +18,8 @@ log = logging.getLogger(__name__)
 
 KEY = ResourceKey(KUBE_CONTROLLERS_CONFIGURATION, "default")
 PERIOD = "5m0s"
+#: longest time to write the status
+STATUS_SECONDS = 30.0
 #: controllers that have nothing but a period, by the name in ENABLED_CONTROLLERS
 PERIODIC = {
     "policy": "policy",
@@ -217,4 +219,4 @@ def _write_status(store: Datastore, api: KubeApi | None, entry: Entry, status: M
         return
     document = {**mapping(entry.origin), "status": status}
     path = f"/apis/{document['apiVersion']}/kubecontrollersconfigurations/default/status"
-    api.call(Request("PUT", path, body=document), None)
+    api.call(Request("PUT", path, body=document), Deadline.after(STATUS_SECONDS))

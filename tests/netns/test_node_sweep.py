@@ -24,6 +24,7 @@ from calico_ipam.model.keys import BlockKey
 from calico_ipam.model.timestamps import SECOND, format_time
 from tests.gc_views import block
 from tests.gc_world import GcClock
+from tests.kube_tools import wait_until
 from tests.memory import MemoryStore
 from tests.netns_tools import RUN_DIR, Namespace, Node
 
@@ -248,6 +249,8 @@ def test_a_namespace_without_processes_goes(case: Case, stray: Path) -> None:
 def test_a_namespace_with_a_process_stays(case: Case, stray: Path) -> None:
     process = subprocess.Popen(["nsenter", f"--net={stray}", "--", "sleep", "60"])
     try:
+        entered = Path(f"/proc/{process.pid}/ns/net")
+        wait_until(lambda: entered.stat().st_ino == stray.stat().st_ino, what="the process to move in")
         for _ in range(3):
             assert str(stray) not in actions(case.sweep("netns"), "netns")
         assert stray.exists()

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from calico_gc.facts import PodKey
-from calico_gc.kube import pages
-from calico_ipam.datastore.api import Datastore
+from calico_gc.kube import REQUEST_SECONDS, pages, segment
+from calico_ipam.datastore.api import Datastore, Deadline
 from calico_ipam.datastore.kube.api import KubeApi, Request
 from calico_ipam.errors import InvalidInput, IPAMError
 from calico_ipam.model.addresses import Address
@@ -128,7 +128,8 @@ def _pod(document: Mapping[str, Any]) -> PodHere:
 
 def ask_settled(api: KubeApi, node: str, now: int) -> str:
     """Return why the node is not settled, or nothing. ``now``: Unix nanoseconds."""
-    document = api.call(Request("GET", f"/api/v1/nodes/{node}"), None)
+    path = f"/api/v1/nodes/{segment(node)}"
+    document = api.call(Request("GET", path), Deadline.after(REQUEST_SECONDS))
     conditions = mapping(document.get("status")).get("conditions")
     for condition in conditions if isinstance(conditions, list) else ():
         if mapping(condition).get("type") != "Ready":
