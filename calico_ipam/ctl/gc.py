@@ -103,7 +103,7 @@ def gc(
         _plan(session, leaks, stray, dry_run=dry_run)
         if dry_run or not (leaks or stray):
             return
-        question = f"Release {len(leaks)} addresses and delete {len(stray)} handles?"
+        question = f"Release {counted(len(leaks), 'address')} and delete {counted(len(stray), 'handle')}?"
         confirm(session, question, assume_yes=yes, refusal="nothing was released.")
         _carry_out(session, leaks, stray, unattributed=include_unattributed)
 
@@ -230,7 +230,7 @@ def _collect(session: Session, survey: Survey, *, yes: bool, dry_run: bool) -> N
     say(f"{counted(total, 'address')} in {counted(len(todo), 'block')} cooled down.")
     if dry_run or not todo:
         return
-    confirm(session, f"Free {total} addresses?", assume_yes=yes, refusal="nothing was changed.")
+    confirm(session, f"Free {counted(total, 'address')}?", assume_yes=yes, refusal="nothing was changed.")
     results = repair(session.engine, survey, todo)
     say(f"Freed them in {counted(sum(1 for each in results if not each.skipped), 'block')}.")
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from calico_ipam.ctl.failures import PartlyDone, Told
 from calico_ipam.ctl.gc import leak_line
-from calico_ipam.ctl.output import say, say_first
+from calico_ipam.ctl.output import counted, say, say_first
 from calico_ipam.ctl.report import Leak, Report, StrayHandle, merge, read
 from calico_ipam.ctl.session import Session, confirm
 from calico_ipam.ctl.version import client_version
@@ -39,7 +39,7 @@ def release_reported(
         say(f"Would release {len(leaks)} addresses and delete {len(handles)} handles.")
         return
     if leaks or handles:
-        question = f"Release {len(leaks)} addresses and delete {len(handles)} handles?"
+        question = f"Release {counted(len(leaks), 'address')} and delete {counted(len(handles), 'handle')}?"
         confirm(session, question, assume_yes=yes, refusal="nothing was released.")
     clean = _release(session, leaks, unattributed=unattributed, force=force)
     clean = _delete_handles(session, handles) and clean
@@ -109,11 +109,11 @@ def _plan(session: Session, leaks: dict[Address, Leak], handles: dict[str, Stray
     if not session.for_people:
         return
     if leaks:
-        say(f"{len(leaks)} leaked addresses:")
+        say(f"Leaked: {counted(len(leaks), 'address')}.")
     ordered = sorted(leaks.values(), key=lambda each: (each.address.version, int(each.address)))
     say_first([leak_line(e.address, e.claims, e.handle, e.claims.get("node") or "") for e in ordered], _SHOWN)
     if handles:
-        say(f"{len(handles)} handles without addresses:")
+        say(f"Without an address: {counted(len(handles), 'handle')}.")
     say_first([f"  {name}" for name in sorted(handles)], _SHOWN)
 
 

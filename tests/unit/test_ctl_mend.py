@@ -228,7 +228,7 @@ def test_gc_asks_people(world: Cluster, ctl: Ctl) -> None:
     pod(world, "10.0.0.11", "gone")
     code, screen = ctl.on_terminal("ipam", "gc", answer="n")
     assert code == 1
-    assert "Release 1 addresses" in screen and "nothing was released" in screen
+    assert "Release 1 address and delete 0 handles?" in screen and "nothing was released" in screen
     assert world.handle("k8s-pod-network.gone") is not None
 
 
