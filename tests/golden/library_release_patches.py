@@ -7,7 +7,7 @@ from typing import Any
 
 from calico_ipam.errors import InvalidInput
 from calico_ipam.model.addresses import contains, parse_network
-from calico_ipam.model.pool import enabled_pools, parse_pools, pool_for
+from calico_ipam.model.pool import Pool, enabled_pools, parse_pools, pool_for
 from calico_ipam.model.resource import IP_POOL, Resource
 from tests.golden.library_documents import (
     CONFIG,
@@ -64,17 +64,23 @@ def deselected(moment: Moment, cidr: str) -> bool:
     """Tell whether an assignment finds the pool of one of the host's blocks enabled and not selecting the host."""
     args = moment.step.args
     version = 6 if ":" in cidr else 4
-    place = f"{RESOURCES}nodes/{args['hostname']}"
-    node = moment.before.get(place)
-    if not args.get(f"num{version}") or node is None or (moment.step.result or {}).get(f"ipv{version}") is None:
+    if not args.get(f"num{version}") or (moment.step.result or {}).get(f"ipv{version}") is None:
         return False
-    resources = (Resource(IP_POOL, key.rpartition("/")[2], moment.before[key]) for key in _pool_keys(moment.before))
-    pools = enabled_pools(parse_pools(resources)[0], version)
-    pool = pool_for(pools, parse_network(cidr).network_address)
     asked = [parse_network(text) for text in args.get(f"ipv{version}_pools") or ()]
-    metadata = node.get("metadata") or moment.before.get(REST + place, {}).get("metadata") or {}
-    labels = metadata.get("labels") or {}
-    return pool is not None and pool.cidr not in asked and not pool.selects_node(labels)
+    pool = _unselecting(moment.before, args["hostname"], cidr)
+    return pool is not None and pool.cidr not in asked
+
+
+def _unselecting(state: State, host: str, cidr: str) -> Pool | None:
+    """Return the enabled pool of a block if it does not select a node that exists."""
+    place, base = f"{RESOURCES}nodes/{host}", parse_network(cidr).network_address
+    node = state.get(place)
+    if node is None:
+        return None
+    resources = (Resource(IP_POOL, key.rpartition("/")[2], state[key]) for key in _pool_keys(state))
+    pool = pool_for(enabled_pools(parse_pools(resources)[0], base.version), base)
+    labels = (node.get("metadata") or state.get(REST + place, {}).get("metadata") or {}).get("labels") or {}
+    return pool if pool is not None and not pool.selects_node(labels) else None
 
 
 def _pool_keys(state: State) -> list[str]:
@@ -118,6 +124,9 @@ def _rowless(moment: Moment) -> list[tuple[str, str]]:
         else:
             wanted = op == "release_block_affinity" and args["cidr"] == block["cidr"] and bool(owner)
             wanted = wanted and args.get("passed_affinity", owner) == owner
+        if op in ("release_ips", "release_by_handle") and key in moment.step.changed and empty(block):
+            host = owner.partition(":")[2]
+            wanted = bool(host) and _unselecting(moment.before, host, block["cidr"]) is not None  # §13.4
         if wanted and key in moment.before and row_key(owner, block["cidr"]) not in moment.before:
             found.append((owner, str(block["cidr"])))
     return found

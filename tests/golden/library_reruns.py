@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from calico_ipam.model.addresses import Network, contains, parse_network
+from calico_ipam.model.reservation import Reservations
 from calico_ipam.model.timestamps import SECOND
 from tests.golden import library_patches as patch
 from tests.golden.library_backends import quick_bench
@@ -21,6 +22,7 @@ from tests.golden.library_documents import (
     blocks,
     matured,
     released_at,
+    reservations,
     row_key,
     rows,
     windows_reserved,
@@ -234,8 +236,9 @@ def _with_ghost(moment: Moment, ours: State) -> Expectation:
 
 def reclaims_unowned(moment: Moment, ours: State) -> bool:
     disturbed = bool(moment.step.hooks) and moment.step.error is not None
-    rowless = _rowless(moment, ours) if moment.step.op == "auto_assign" else {}
-    if moment.step.op != "auto_assign" or disturbed or not (_empty_and_unowned(moment, ours) or rowless):
+    claims = moment.step.op in ("auto_assign", "ensure_block")
+    rowless = _rowless(moment, ours) if claims else {}
+    if not claims or disturbed or not (_empty_and_unowned(moment, ours) or rowless):
         return False
     outcome = _with_ghost(moment, ours)
     taken = (outcome.after.get(key) for key in _empty_and_unowned(moment, ours))
@@ -255,10 +258,15 @@ def reclaim(moment: Moment, expected: Expectation, ours: State) -> None:
 
 
 def _stale_rows(moment: Moment, state: State) -> list[str]:
-    """Return the host's rows of blocks that belong to somebody else, or to nobody."""
+    """Return the host's rows of blocks that belong to somebody else, or to nobody, or are missing and reserved."""
     own = _owner(moment)
-    found = [key for key, owner, cidr in rows(state) if owner == own and block_key(cidr) in state]
-    return [key for key in found if state[block_key(key.rpartition("/")[2].replace("-", "/"))].get("affinity") != own]
+    reserved = Reservations.of(str(network) for network in reservations(state))
+    found = []
+    for key, owner, cidr in rows(state):
+        block = state.get(block_key(cidr))
+        if owner == own and (block["affinity"] != own if block else reserved.covers(parse_network(cidr))):
+            found.append(key)
+    return found
 
 
 def counts_stale_rows(moment: Moment, ours: State) -> bool:
