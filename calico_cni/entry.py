@@ -167,7 +167,7 @@ def _claim_stdout() -> int:
     """
     if sys.stderr is None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-        sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115 - it stays open
+        sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115  # it stays open
     try:
         answer = os.dup(1)
     except OSError:
@@ -206,7 +206,7 @@ def _command_line(words: list[str], environ: Mapping[str, str]) -> int:
     beside = Path(sys.argv[0]).resolve().parent
     tool = which("ipamctl", path=f"{beside}{os.pathsep}{environ.get('PATH', os.defpath)}")
     if tool is not None:
-        os.execve(tool, ["ipamctl", *words], dict(environ))  # noqa: S606 - no shell is wanted
+        os.execve(tool, ["ipamctl", *words], dict(environ))  # noqa: S606  # no shell is wanted
     sys.stderr.write(f"{CALICO}: the command line tool 'ipamctl' is not installed on this machine.\n")
     return 1
 

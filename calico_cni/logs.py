@@ -76,7 +76,7 @@ class LineFormatter(logging.Formatter):
 class QuietStreamHandler(logging.StreamHandler[TextIO]):
     """Writes to a stream, and says nothing when nobody reads it any more."""
 
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the base class named it
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  # the base class named it
         """A closed stderr is no reason to fail a call."""
 
 

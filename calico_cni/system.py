@@ -94,7 +94,7 @@ def run_program(path: Path, environ: Mapping[str, str], stdin: bytes, timeout: f
     """Run another plugin and wait for it; after ``timeout`` seconds it and its children are killed."""
     import subprocess
 
-    with subprocess.Popen(  # noqa: S603 - the program is the plugin that the configuration names
+    with subprocess.Popen(  # noqa: S603  # the program is the plugin that the configuration names
         [str(path)],
         env=dict(environ),
         stdin=subprocess.PIPE,
@@ -120,7 +120,7 @@ def fetch(url: str, timeout: float) -> int:
     from urllib.request import Request, urlopen
 
     try:
-        with urlopen(Request(url, method="GET"), timeout=timeout) as answer:  # noqa: S310 - the user's own URL
+        with urlopen(Request(url, method="GET"), timeout=timeout) as answer:  # noqa: S310  # the user's own URL
             return int(answer.status)
     except HTTPError as error:
         return error.code

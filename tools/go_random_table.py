@@ -91,4 +91,4 @@ def table_text(words: list[int]) -> str:
 
 if __name__ == "__main__":
     for line in wrap(table_text(cooked_words()), 108):
-        print(f'    "{line}"')  # noqa: T201 - printing is what this program is for
+        print(f'    "{line}"')  # noqa: T201  # printing is what this program is for

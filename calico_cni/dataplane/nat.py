@@ -119,7 +119,7 @@ def _run(*arguments: str, script: str | None = None) -> str:
             hint="Install the package nftables, or take nat_outgoing out of the network configuration.",
         )
     try:
-        done = subprocess.run(  # noqa: S603 - full path, arguments of our own
+        done = subprocess.run(  # noqa: S603  # full path, arguments of our own
             [program, *arguments], input=script, capture_output=True, text=True, timeout=NFT_SECONDS, check=False
         )
     except subprocess.TimeoutExpired:

@@ -124,7 +124,7 @@ def services_of(session: Session, kubeconfig: str | None) -> tuple[list[Mapping[
             if session.compat:
                 raise Told(NO_KUBECONFIG, hint="Services are looked up in Kubernetes.")
             return None, "No Kubernetes API is configured, skipping service check"
-        if not os.path.exists(path) and os.pathsep not in path:  # noqa: PTH110 - pathlib costs 7 ms
+        if not os.path.exists(path) and os.pathsep not in path:  # noqa: PTH110  # pathlib costs 7 ms
             raise Told(f"stat {path}: no such file or directory", hint="Name an existing file: --kubeconfig FILE.")
         settings = replace(Settings(KUBERNETES), kubeconfig=path, k8s_current_context=settings.k8s_current_context)
     try:

@@ -63,7 +63,7 @@ class Commands(click.Group):
         self.later = dict(later)
         self.helps_with_unknown = helps_with_unknown
 
-    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  # click's signature
         return self.names()
 
     def names(self) -> list[str]:
@@ -91,7 +91,7 @@ class Commands(click.Group):
             return None, None, args[1:]
         raise UnknownCommand(name, self.list_commands(ctx), ctx)
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - as above
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002  # as above
         """Write the commands by section, from the table: nothing is imported."""
         sections: dict[str, list[tuple[str, str]]] = {}
         for name, command in self.commands.items():

@@ -31,7 +31,7 @@ def completion(context: click.Context, /, shell: str) -> None:
     root = context.find_root()
     name = root.info_name or "ipamctl"
     kind = get_completion_class(shell)
-    assert kind is not None  # noqa: S101 - the choices are those that click has
+    assert kind is not None  # noqa: S101  # the choices are those that click has
     variable = f"_{name.replace('-', '_')}_COMPLETE".upper()
     say(kind(root.command, {}, name, variable).source())
 

@@ -65,7 +65,7 @@ def export(session: Session, /, target: str, force: bool) -> None:
         for line in lines:
             click.echo(line, nl=False)
         return
-    if os.path.exists(target) and not force:  # noqa: PTH110 - pathlib is not needed otherwise, and costs 7 ms
+    if os.path.exists(target) and not force:  # noqa: PTH110  # pathlib is not needed otherwise, and costs 7 ms
         raise Told(f"{target} exists", hint="Name another file, or use --force.")
     from calico_ipam.ctl.report import write_file
 
@@ -81,7 +81,7 @@ def _opened(source: str) -> Iterator[IO[str]]:
 
         yield standard_input()
         return
-    with open(source, encoding="utf-8") as file:  # noqa: PTH123 - pathlib is not needed otherwise, and costs 7 ms
+    with open(source, encoding="utf-8") as file:  # noqa: PTH123  # pathlib is not needed otherwise, and costs 7 ms
         yield file
 
 

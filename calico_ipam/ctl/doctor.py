@@ -111,9 +111,9 @@ def _settings(session: Session) -> Iterator[Line]:
 
 
 def _file(path: str) -> Iterator[Line]:
-    folder = os.path.dirname(path)  # noqa: PTH120 - pathlib is not needed otherwise, and costs 7 ms
+    folder = os.path.dirname(path)  # noqa: PTH120  # pathlib is not needed otherwise, and costs 7 ms
     try:
-        status = os.stat(path)  # noqa: PTH116 - as above
+        status = os.stat(path)  # noqa: PTH116  # as above
     except FileNotFoundError:
         yield Line("file", BAD, f"{path} does not exist", "'ipamctl init' makes it.")
         return
@@ -148,7 +148,7 @@ def _host() -> list[Line]:
 
 def _sysctl(path: str, title: str, cure: str) -> Iterator[Line]:
     try:
-        with open(f"{PROC_SYS}/{path}", encoding="ascii") as file:  # noqa: PTH123 - as above
+        with open(f"{PROC_SYS}/{path}", encoding="ascii") as file:  # noqa: PTH123  # as above
             value = file.read().strip()
     except OSError as error:
         yield Line("sysctl", WARN, f"{title} cannot be read: {error.strerror}")
@@ -163,7 +163,7 @@ def _lock() -> Iterator[Line]:
     """The lock that plugins of one host take, ours and upstream's: is it there, and does somebody hold it."""
     import fcntl
 
-    if not os.path.exists(HOST_LOCK):  # noqa: PTH110 - as above
+    if not os.path.exists(HOST_LOCK):  # noqa: PTH110  # as above
         yield Line("host lock", GOOD, f"{HOST_LOCK} does not exist yet; the first plugin call makes it")
         return
     try:
@@ -199,7 +199,7 @@ def _plugins() -> Iterator[Line]:
                 "Install the plugins, or ignore this on a host without workloads.",
             )
     try:
-        names = sorted(each for each in os.listdir(CNI_CONFIG) if each.endswith((".conf", ".conflist", ".json")))  # noqa: PTH208 - as above
+        names = sorted(each for each in os.listdir(CNI_CONFIG) if each.endswith((".conf", ".conflist", ".json")))  # noqa: PTH208  # as above
     except OSError:
         names = []
     if names:

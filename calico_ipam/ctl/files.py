@@ -37,7 +37,7 @@ def read_resources(path: str, *, recursive: bool, skip_empty: bool = False) -> l
 
     Raises NothingThere, Told, OSError. ``skip_empty``: a file without a document is passed over.
     """
-    folder = path != "-" and os.path.isdir(path)  # noqa: PTH112 - pathlib is not needed otherwise, and costs 7 ms
+    folder = path != "-" and os.path.isdir(path)  # noqa: PTH112  # pathlib is not needed otherwise, and costs 7 ms
     found: list[dict[str, Any]] = []
     for name in _files(path, recursive=recursive) if folder else (path,):
         documents = _file(name)
@@ -76,7 +76,7 @@ def _file(path: str) -> list[dict[str, Any]]:
 def text_of(path: str) -> str:
     """Return the text of a file. Raises Told, in upstream's words where it cannot be opened."""
     try:
-        with open(path, encoding="utf-8") as file:  # noqa: PTH123 - as above
+        with open(path, encoding="utf-8") as file:  # noqa: PTH123  # as above
             return file.read()
     except OSError as error:
         reason = str(error.strerror or error)
@@ -136,7 +136,7 @@ def _parsed(source: Source, text: str) -> Any:
     import yaml
 
     try:
-        return yaml.load(text, Loader=_loader())  # noqa: S506 - a SafeLoader
+        return yaml.load(text, Loader=_loader())  # noqa: S506  # a SafeLoader
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = source.line + (mark.line if mark is not None else 0)

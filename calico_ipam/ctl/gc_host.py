@@ -53,7 +53,7 @@ def collect_on_host(session: Session, *, runtime: str, apart: int, dry_run: bool
         *(["--dry-run"] if dry_run else []),
     ]
     before = _held(session)
-    done = subprocess.run(  # noqa: S603 - our own program
+    done = subprocess.run(  # noqa: S603  # our own program
         [sys.executable, "-m", "calico_gc.main", *arguments],
         env=dict(session.environ),
         stdout=subprocess.PIPE,

@@ -106,7 +106,7 @@ def _discard_unwritten() -> None:
     try:
         _flush()
     except OSError:
-        with open(os.devnull, "wb") as nothing:  # noqa: PTH123 - a device, and only its descriptor is needed
+        with open(os.devnull, "wb") as nothing:  # noqa: PTH123  # a device, and only its descriptor is needed
             os.dup2(nothing.fileno(), sys.stdout.fileno())
 
 
@@ -149,7 +149,7 @@ def main() -> None:
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
             reconfigure(errors="backslashreplace")
-    name = os.path.basename(sys.argv[0])  # noqa: PTH119 - pathlib is not needed otherwise, and costs 7 ms
+    name = os.path.basename(sys.argv[0])  # noqa: PTH119  # pathlib is not needed otherwise, and costs 7 ms
     cli.main(prog_name=name if name in NAMES else NAMES[0])
 
 

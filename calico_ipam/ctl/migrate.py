@@ -127,7 +127,7 @@ def _read(path: str | None) -> tuple[list[Mapping[str, Any]], Mapping[str, Any],
     if path == "-":
         text = standard_input().read()
     else:
-        with open(path, encoding="utf-8") as file:  # noqa: PTH123 - pathlib is not needed otherwise, and costs 7 ms
+        with open(path, encoding="utf-8") as file:  # noqa: PTH123  # pathlib is not needed otherwise, and costs 7 ms
             text = file.read()
     first, second, third = migration.parse_export(text, path)
     try:

@@ -251,7 +251,7 @@ def _labels(
         return {k: v for k, v in labels.items() if k != key}, "removed"
     if key in labels and labels[key] != value and not overwrite:
         raise Told(
-            f"failed to update label of {word} {name}, key {key} is already present. "  # noqa: S608 - no query
+            f"failed to update label of {word} {name}, key {key} is already present. "  # noqa: S608  # no query
             "please use '--overwrite' to set a new value",
             hint=f"Its value is {labels[key]}.",
         )

@@ -93,11 +93,11 @@ def summary(findings: Sequence[Finding]) -> dict[str, Any]:
 def write_file(path: str, text: str) -> None:
     """Write a file as a whole or not at all, for its owner only; a device or a pipe is written to, and a link is
     followed. Raises OSError, which names ``path``."""
-    there = os.path.exists(path)  # noqa: PTH110 - pathlib is not needed otherwise, and costs 7 ms
+    there = os.path.exists(path)  # noqa: PTH110  # pathlib is not needed otherwise, and costs 7 ms
     stream = path.startswith(("/dev/", "/proc/"))  # it may be a descriptor of ours, whatever it leads to
     try:
-        if there and (stream or not os.path.isfile(path)):  # noqa: PTH113 - as above
-            with open(path, "w", encoding="utf-8") as file:  # noqa: PTH123 - as above
+        if there and (stream or not os.path.isfile(path)):  # noqa: PTH113  # as above
+            with open(path, "w", encoding="utf-8") as file:  # noqa: PTH123  # as above
                 file.write(text)
         else:
             _replace_file(os.path.realpath(path), text)
@@ -107,17 +107,17 @@ def write_file(path: str, text: str) -> None:
 
 def _replace_file(path: str, text: str) -> None:
     folder, name = os.path.split(path)
-    temporary = os.path.join(folder, f".{name}.{os.getpid()}")  # noqa: PTH118 - as above
+    temporary = os.path.join(folder, f".{name}.{os.getpid()}")  # noqa: PTH118  # as above
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)  # noqa: PTH105 - as above
+        os.replace(temporary, path)  # noqa: PTH105  # as above
     except BaseException:
-        if os.path.exists(temporary):  # noqa: PTH110 - as above
-            os.unlink(temporary)  # noqa: PTH108 - as above
+        if os.path.exists(temporary):  # noqa: PTH110  # as above
+            os.unlink(temporary)  # noqa: PTH108  # as above
         raise
 
 

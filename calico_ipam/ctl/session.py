@@ -188,7 +188,7 @@ def _check_there(path: str) -> None:
     from calico_ipam.errors import NotConfigured
 
     try:
-        os.stat(path)  # noqa: PTH116 - pathlib is not needed otherwise, and costs 7 ms
+        os.stat(path)  # noqa: PTH116  # pathlib is not needed otherwise, and costs 7 ms
     except (FileNotFoundError, NotADirectoryError):
         raise NotConfigured(
             f"there is no datastore {path}",

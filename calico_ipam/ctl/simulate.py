@@ -60,7 +60,7 @@ def simulate(
     if dump:
         from calico_ipam.datastore.dump import parse_dump
 
-        with open(dump, encoding="utf-8") as file:  # noqa: PTH123 - pathlib is not needed otherwise, and costs 7 ms
+        with open(dump, encoding="utf-8") as file:  # noqa: PTH123  # pathlib is not needed otherwise, and costs 7 ms
             objects = parse_dump(file, dump).objects
         session.makes_store = True
     story = engine.Story()

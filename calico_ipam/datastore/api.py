@@ -121,7 +121,7 @@ class Snapshot:
         answer = self._answers[key]
         if isinstance(answer, Damaged):
             raise damaged_error(answer)
-        assert answer is None or isinstance(answer, Entry)  # noqa: S101 - a key answers with an entry, by construction
+        assert answer is None or isinstance(answer, Entry)  # noqa: S101  # a key answers with an entry, by construction
         return answer
 
     def __contains__(self, asked: Key | Scope) -> bool:
@@ -138,7 +138,7 @@ class Snapshot:
 
     def listing(self, scope: Scope) -> Listing:
         answer = self._answers[scope]
-        assert isinstance(answer, Listing)  # noqa: S101 - a scope answers with a listing, by construction
+        assert isinstance(answer, Listing)  # noqa: S101  # a scope answers with a listing, by construction
         return answer
 
 
@@ -243,7 +243,7 @@ class Datastore(Protocol):
     def within(self, deadline: Deadline | None) -> Datastore:
         """Return a view of the same store whose calls end by ``deadline``."""
 
-    def upgrade(self, host: str) -> None:  # noqa: ARG002 - for the stores that have something to do
+    def upgrade(self, host: str) -> None:  # noqa: ARG002  # for the stores that have something to do
         """Bring what older releases stored for ``host`` into today's form; most stores have nothing to do."""
         return
 

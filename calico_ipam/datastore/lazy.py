@@ -38,7 +38,7 @@ class LazyBlock(Entry):
         """The block as any other read returns it."""
         if self._whole is None:
             object.__setattr__(self, "_whole", self._decode())
-        assert self._whole is not None  # noqa: S101 - decoding returns one or the other
+        assert self._whole is not None  # noqa: S101  # decoding returns one or the other
         return self._whole
 
     @property

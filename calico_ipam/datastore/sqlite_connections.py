@@ -52,7 +52,7 @@ class Session:
 def _identity_of(path: Path) -> tuple[int, int] | None:
     """Return what tells a file from another one of the same name; None when there is none."""
     try:
-        status = os.stat(path)  # noqa: PTH116 - the quick way, on the path of every operation
+        status = os.stat(path)  # noqa: PTH116  # the quick way, on the path of every operation
     except (OSError, ValueError):
         return None
     return status.st_dev, status.st_ino

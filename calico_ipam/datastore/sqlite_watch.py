@@ -116,7 +116,7 @@ class Changes(Iterator[RawChange | Revision]):
         return RawChange(kind, row, str(revision))
 
     def _tell(self, change: RawChange) -> None:
-        assert self._known is not None  # noqa: S101 - set before anything is told
+        assert self._known is not None  # noqa: S101  # set before anything is told
         if change.kind == "deleted":
             self._known.pop(change.row.path, None)
         else:

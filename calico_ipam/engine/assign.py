@@ -147,7 +147,7 @@ class _Job:
 
     def _borrow(self, blocks: BlockMap) -> None:
         """Take single addresses from blocks of others, in this host's order (§11.5, limit L6: no probing)."""
-        assert self.family is not None  # noqa: S101 - run() prepares before it borrows
+        assert self.family is not None  # noqa: S101  # run() prepares before it borrows
         exhausted = []
         for pool in self.family.pools:
             order = order_of(pool, self.request.host, self.engine)
@@ -202,7 +202,7 @@ class _Job:
 
     def _read_again(self, block: Entry | None) -> Entry | None:
         """Return the block as it is now; None when it is gone, or cannot be read, and another has to do."""
-        assert block is not None  # noqa: S101 - only blocks that were read are read again
+        assert block is not None  # noqa: S101  # only blocks that were read are read again
         keys: list[Key] = [block.key]
         if self.holding is not None:
             keys.append(self.holding.key)
@@ -217,7 +217,7 @@ class _Job:
 
     def _take_held(self) -> bool:
         """When the cap leaves no room for new addresses, take those that the handle holds; True when there are."""
-        assert self.holding is not None  # noqa: S101 - a cap is only counted in a handle
+        assert self.holding is not None  # noqa: S101  # a cap is only counted in a handle
         request = self.request
         held = held_instead(
             self.engine, self.world.config, self.holding, self.version, self.wanted, request.cap, request.owner

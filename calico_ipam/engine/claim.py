@@ -113,7 +113,7 @@ def block_of_row(engine: Engine, owner: BlockOwner, row: Entry, block: Entry | N
     Raises StaleAffinity, with the row removed, when the block is not ours.
     """
     key = row.key
-    assert isinstance(key, AffinityKey)  # noqa: S101 - rows come from affinity lists
+    assert isinstance(key, AffinityKey)  # noqa: S101  # rows come from affinity lists
     if block is not None and not block.value.owned_by(owner):
         _drop_row(engine, row)
         raise StaleAffinity(f"block {key.cidr} does not belong to {owner}", subject=str(key.cidr))

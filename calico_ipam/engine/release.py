@@ -298,7 +298,7 @@ def _batch(
         snapshot = engine.store.read(*(BlockKey(cidr) for cidr in cidrs))
     left, writes, changed = handle, [], []
     for cidr in cidrs:
-        assert snapshot is not None  # noqa: S101 - there are blocks, so they were read
+        assert snapshot is not None  # noqa: S101  # there are blocks, so they were read
         try:
             stored = snapshot.entry(BlockKey(cidr))
         except StoreDamaged as error:

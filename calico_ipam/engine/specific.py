@@ -155,7 +155,7 @@ def _held(
     engine: Engine, request: SpecificRequest, world: World, holding: Holding | None, error: MaxAllocReached
 ) -> bool:
     """The cap is reached: fine when the address is what the handle holds, refused when it is another (§12.4 c)."""
-    assert holding is not None  # noqa: S101 - only a handle has a cap
+    assert holding is not None  # noqa: S101  # only a handle has a cap
     version = request.address.version
     held = [a.address for a in held_addresses(engine, world.config, holding.value, version, request.owner)]
     if request.address in held:

@@ -102,7 +102,7 @@ def _look_up(
     except IPAMError as unread:
         raise error from unread
     wrote = update.value
-    assert isinstance(wrote, Block)  # noqa: S101 - update is made of a block above
+    assert isinstance(wrote, Block)  # noqa: S101  # update is made of a block above
     if found is None or not all(
         found.value.attribute(o) == wrote.attribute(o) and found.value.sequence_of(o) == wrote.sequence_of(o)
         for o in ordinals
@@ -158,7 +158,7 @@ def _count_down(engine: Engine, known: Entry, released: Mapping[Network, int]) -
     too few would lose an address.
     """
     key = known.key
-    assert isinstance(key, HandleKey)  # noqa: S101 - what is counted down is a handle
+    assert isinstance(key, HandleKey)  # noqa: S101  # what is counted down is a handle
     entry: Entry | None = known
     held: dict[Network, int] = {}
     for attempt in engine.retry.tries(f"counting down {key}"):

@@ -27,7 +27,6 @@ LARGEST_BLOCK_BITS = 16
 EVERYTHING = "all()"
 
 
-
 def _selects(selector: str, labels: Mapping[str, str]) -> bool:
     if selector == EVERYTHING:
         return True  # nearly every pool's; the language is not even imported for it

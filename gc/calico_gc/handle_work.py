@@ -147,10 +147,10 @@ class Repair:
 
     def _write(self, judged: Judged, entry: Entry | None) -> str:
         if judged.kind in (ORPHAN, STUCK):
-            assert entry is not None  # noqa: S101 - both classes are of objects that were listed
+            assert entry is not None  # noqa: S101  # both classes are of objects that were listed
             self._store.commit(Delete(entry))
         elif judged.kind == SKEWED:
-            assert entry is not None  # noqa: S101 - as above
+            assert entry is not None  # noqa: S101  # as above
             self._store.commit(Update(entry, replace(entry.value, blocks=dict(judged.want))))
         elif judged.kind == MISSING:
             (made,) = self._store.commit(Create(HandleKey(judged.id), Handle(judged.id, dict(judged.want))))

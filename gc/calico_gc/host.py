@@ -117,7 +117,7 @@ class Sources:
         if not self.command:
             return set()
         try:
-            done = subprocess.run(  # noqa: S603 - the operator names the command
+            done = subprocess.run(  # noqa: S603  # the operator names the command
                 shlex.split(self.command), capture_output=True, text=True, timeout=RUNTIME_SECONDS, check=False
             )
         except (OSError, ValueError, subprocess.TimeoutExpired) as error:

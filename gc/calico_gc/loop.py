@@ -73,7 +73,7 @@ class Loop:
         future.add_done_callback(partial(self._answered, action))
 
     def _carry_out(self, action: Action) -> object:
-        assert self._worker is not None  # noqa: S101 - use() comes before run()
+        assert self._worker is not None  # noqa: S101  # use() comes before run()
         began = self._clock.monotonic()
         dry = self.controller.options.dry_run
         answer = self._worker.preview(action) if dry else self._worker.run(action)

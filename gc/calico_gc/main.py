@@ -278,18 +278,18 @@ class Service:
     def _serve(self, name: str, host: str, port: int) -> None:
         from calico_gc.web.server import Server, Sources
 
-        assert self._collector is not None  # noqa: S101 - run() sets it before anything is served
+        assert self._collector is not None  # noqa: S101  # run() sets it before anything is served
         collector = self._collector
         sources = Sources(collector.loop.view, collector.metrics.page, self._live, self._ready)
         server = Server(host, port, sources, origin=self._place.store.name)
         server.start()
-        log.info("%s: http://%s:%d", name, host or "0.0.0.0", server.port)  # noqa: S104 - said, not bound
+        log.info("%s: http://%s:%d", name, host or "0.0.0.0", server.port)  # noqa: S104  # said, not bound
         with self._lock:
             self._servers[name] = server
 
     def _signalled(self, number: int, frame: FrameType | None) -> None:
         del frame
-        assert self._collector is not None  # noqa: S101 - handlers are set after it
+        assert self._collector is not None  # noqa: S101  # handlers are set after it
         # A handler runs between two instructions of the main thread, which may hold the lock of the inbox.
         threading.Thread(target=self._collector.stop, name=f"signal-{number}").start()
 
@@ -307,7 +307,7 @@ class Service:
         return Health(not why, why)
 
     def _reasons(self) -> dict[str, str]:
-        assert self._collector is not None  # noqa: S101 - asked only while it runs
+        assert self._collector is not None  # noqa: S101  # asked only while it runs
         waiting = self._collector.loop.waiting_for()
         return {
             "Startup": "",

@@ -84,7 +84,7 @@ def _summary(view: View) -> dict[str, int]:
 
 def _leak(view: View, key: tuple[str, int]) -> dict[str, Any]:
     allocation = view.allocation(key)
-    assert allocation is not None  # noqa: S101 - the caller asks for those that are there
+    assert allocation is not None  # noqa: S101  # the caller asks for those that are there
     suspicion = view.suspects[key]
     namespace, name = allocation.pod
     return {

@@ -165,7 +165,7 @@ def _worker(mode: str, url: str, number: int) -> int:
     with closing(open_datastore(url, environ={})) as store:
         store.get(ResourceKey(IP_POOL, "p"))
         import calico_ipam.engine.assign  # a first call would import it; the figure is of the calls
-        import calico_ipam.engine.release  # noqa: F401 - imported for its time, see above
+        import calico_ipam.engine.release  # noqa: F401  # imported for its time, see above
 
         print("ready", flush=True)
         sys.stdin.readline()

@@ -49,7 +49,7 @@ class Cost:
 def _cpu(server: KubeServer) -> float:
     total = 0.0
     for process in server._processes:
-        with open(f"/proc/{process.pid}/stat", encoding="ascii") as file:  # noqa: PTH123 - no path of a file system
+        with open(f"/proc/{process.pid}/stat", encoding="ascii") as file:  # noqa: PTH123  # no path of a file system
             fields = file.read().rpartition(")")[2].split()
         total += (int(fields[11]) + int(fields[12])) / TICKS
     return total

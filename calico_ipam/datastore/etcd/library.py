@@ -85,7 +85,7 @@ def _descriptions() -> Iterator[bytes]:
     package = PathFinder.find_spec("etcd3")
     if package is None or package.submodule_search_locations is None:
         raise NotConfigured("the etcd datastore needs the package etcd3, which is not installed", hint=INSTALL)
-    folders = [os.path.join(each, "etcdrpc") for each in package.submodule_search_locations]  # noqa: PTH118 - may be no real folder
+    folders = [os.path.join(each, "etcdrpc") for each in package.submodule_search_locations]  # noqa: PTH118  # may be no real folder
     for module, file in _DESCRIPTIONS.items():
         # The finder is asked for the module as such: by its full name, Python would run the packages around it.
         spec = PathFinder.find_spec(module, folders)

@@ -188,7 +188,7 @@ class Changes(Iterator[RawChange | Revision]):
     def _told(self, answer: Any) -> None:
         if answer.canceled:
             stream = self._stream
-            assert stream is not None  # noqa: S101 - answers come from a stream
+            assert stream is not None  # noqa: S101  # answers come from a stream
             compacted = answer.compact_revision > 0
             text = answer.cancel_reason or (COMPACTED if compacted else "the watch was cancelled")
             self._broken(stream, Failure(Meaning.GONE if compacted else Meaning.REFUSED, text, text))
@@ -219,7 +219,7 @@ class Changes(Iterator[RawChange | Revision]):
     def _change(self, event: Any, revision: int) -> None:
         from calico_ipam.datastore.etcd.store import row_of
 
-        assert self._known is not None  # noqa: S101 - set before a stream is opened
+        assert self._known is not None  # noqa: S101  # set before a stream is opened
         row = row_of(event.kv)
         if not any(each.holds(row.path) for each in self._ranges):
             return

@@ -37,7 +37,7 @@ class NoServer:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
 
-    def call(self, request: Request, deadline: Deadline | None) -> dict[str, Any]:  # noqa: ARG002 - the protocol's
+    def call(self, request: Request, deadline: Deadline | None) -> dict[str, Any]:  # noqa: ARG002  # the protocol's
         raise NotConfigured(
             "invalid configuration: no configuration has been provided, "
             "try setting KUBERNETES_MASTER environment variable",

@@ -42,7 +42,7 @@ class Collectors:
             *(f"--leak-grace={self.plan.leak_grace:g}s", "--handle-grace=5m", "--listen=", "--handle-qps=200"),
         ]
         with self.log.open("ab") as output:
-            return subprocess.Popen(arguments, env=dict(self.environ), stdout=output, stderr=output)  # noqa: S603 - our own program
+            return subprocess.Popen(arguments, env=dict(self.environ), stdout=output, stderr=output)  # noqa: S603  # our own program
 
     def _disturb(self) -> None:
         """Kill one of them now and then, in the middle of whatever it does."""

@@ -98,8 +98,8 @@ def _forget_connections(residue: Residue, held: Callable[[str], bool]) -> str:
     family = "ipv6" if ":" in residue.name else "ipv4"
     number = 0
     for side in ("--orig-src", "--orig-dst", "--reply-src", "--reply-dst"):
-        done = subprocess.run(  # noqa: S603 - an address that was parsed
-            ["conntrack", "-D", "-f", family, side, residue.name],  # noqa: S607 - wherever the system has it
+        done = subprocess.run(  # noqa: S603  # an address that was parsed
+            ["conntrack", "-D", "-f", family, side, residue.name],  # noqa: S607  # wherever the system has it
             capture_output=True,
             text=True,
             timeout=60,

@@ -177,7 +177,7 @@ def ask_blocks(store: Datastore) -> tuple[Block, ...]:
 def ask_runtime(command: str) -> dict[str, Sandbox]:
     """Return the sandboxes that a command in the manner of ``crictl pods -o json`` lists."""
     try:
-        done = subprocess.run(  # noqa: S603 - the operator names the command
+        done = subprocess.run(  # noqa: S603  # the operator names the command
             shlex.split(command), capture_output=True, text=True, timeout=RUNTIME_SECONDS, check=False
         )
     except (OSError, ValueError, subprocess.TimeoutExpired) as error:

@@ -162,4 +162,4 @@ def _tell(swept: Swept, given: argparse.Namespace) -> None:
     if given.metrics_file:
         path = Path(given.metrics_file)
         report.write_text(path, swept.metrics())
-        os.chmod(path, 0o644)  # noqa: PTH101 - another program's user reads it
+        os.chmod(path, 0o644)  # noqa: PTH101  # another program's user reads it

@@ -163,8 +163,8 @@ def connections() -> dict[Address, int]:
     found: dict[Address, int] = {}
     for family in ("ipv4", "ipv6"):
         try:
-            done = subprocess.run(  # noqa: S603 - fixed words
-                ["conntrack", "-L", "-f", family],  # noqa: S607 - wherever the system has it
+            done = subprocess.run(  # noqa: S603  # fixed words
+                ["conntrack", "-L", "-f", family],  # noqa: S607  # wherever the system has it
                 capture_output=True,
                 text=True,
                 timeout=CONNTRACK_SECONDS,
