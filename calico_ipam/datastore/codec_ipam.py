@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from calico_ipam.datastore.api import Value
+from calico_ipam.datastore.attributes import attribute_document, attribute_of
 from calico_ipam.datastore.gojson import (
     MAX_INT64,
     MAX_UINT64,
@@ -22,7 +23,7 @@ from calico_ipam.datastore.gojson import (
 from calico_ipam.errors import NotSupported
 from calico_ipam.model.addresses import Network, parse_network
 from calico_ipam.model.affinity import Affinity
-from calico_ipam.model.block import Attribute, Block
+from calico_ipam.model.block import Block
 from calico_ipam.model.config import IPAMConfig
 from calico_ipam.model.handle import Handle
 from calico_ipam.model.keys import AffinityKey, BlockKey, ConfigKey, HandleKey, HostKey, Key
@@ -44,15 +45,6 @@ BLOCK = Schema(
         "sequenceNumber": "uint64",
         "sequenceNumberForAllocation": "map[string]uint64",
         "deleted": "bool",
-    },
-)
-ATTRIBUTE = Schema(
-    "AllocationAttribute",
-    {
-        "handle_id": "string",
-        "secondary": "map[string]string",
-        "alternateOwnerAttrs": "map[string]string",
-        "releasedAt": "string",
     },
 )
 AFFINITY = Schema("BlockAffinity", {"state": "model.BlockAffinityState", "deleted": "bool"})
@@ -108,7 +100,7 @@ def _block(cidr: Network, text: str) -> tuple[Block, tuple[str, ...]]:
         claim_time=_time(fields.text_or_none("affinity_claim_time")),
         allocations=allocations,
         unallocated=fields.array("unallocated"),
-        attributes=[_attribute(item) for item in fields.array("attributes")],
+        attributes=[attribute_of(item) for item in fields.array("attributes")],
         sequence_number=fields.integer("sequenceNumber", 0, MAX_UINT64),
         sequence_for={int(key): number for key, number in numbers.items() if key not in odd},
         deleted=fields.flag("deleted"),
@@ -128,17 +120,6 @@ def _host_affinity_first(extra: dict[str, Any]) -> dict[str, Any]:
     value = extra[found[-1]]
     rest = {key: item for key, item in extra.items() if key not in found}
     return rest if value is None else {HOST_AFFINITY: value, **rest}
-
-
-def _attribute(document: Any) -> Attribute:
-    fields = ATTRIBUTE.read(document)
-    return Attribute(
-        fields.text_or_none("handle_id"),
-        fields.texts("secondary"),
-        fields.texts("alternateOwnerAttrs"),
-        _time(fields.text_or_none("releasedAt")),
-        fields.extra,
-    )
 
 
 def _time(text: str | None) -> int | None:
@@ -207,7 +188,7 @@ def _block_text(block: Block, nulls: tuple[str, ...]) -> str:
         document["affinity_claim_time"] = format_time(block.claim_time)
     document["allocations"] = block.allocations
     document["unallocated"] = block.unallocated
-    attributes = [_attribute_document(attribute) for attribute in block.attributes]
+    attributes = [attribute_document(attribute) for attribute in block.attributes]
     document["attributes"] = None if not attributes and ATTRIBUTES_NULL in nulls else attributes
     document["sequenceNumber"] = block.sequence_number
     numbers = {str(ordinal): number for ordinal, number in block.sequence_for.items()}
@@ -215,19 +196,6 @@ def _block_text(block: Block, nulls: tuple[str, ...]) -> str:
     document["sequenceNumberForAllocation"] = None if null_numbers else sorted_map(numbers)
     document["deleted"] = block.deleted
     return serialise({**document, **block.extra})
-
-
-def _attribute_document(attribute: Attribute) -> dict[str, Any]:
-    document: dict[str, Any] = {}
-    if attribute.handle is not None:
-        document["handle_id"] = attribute.handle
-    if attribute.active:
-        document["secondary"] = sorted_map(attribute.active)
-    if attribute.alternate:
-        document["alternateOwnerAttrs"] = sorted_map(attribute.alternate)
-    if attribute.released_at is not None:
-        document["releasedAt"] = format_time(attribute.released_at)
-    return {**document, **attribute.extra}
 
 
 def _config_text(config: IPAMConfig) -> str:

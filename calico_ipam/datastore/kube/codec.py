@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from calico_ipam.datastore.api import Value
+from calico_ipam.datastore.attributes import attribute_document, attribute_of
 from calico_ipam.datastore.gojson import MAX_INT64, MAX_UINT64, BadDocument, Fields, Schema, serialise, sorted_map
 from calico_ipam.model import names
 from calico_ipam.model.addresses import parse_network
 from calico_ipam.model.affinity import HOST, Affinity, BlockOwner
-from calico_ipam.model.block import Attribute, Block
+from calico_ipam.model.block import Block
 from calico_ipam.model.config import IPAMConfig
 from calico_ipam.model.handle import Handle
 from calico_ipam.model.keys import AffinityKey, BlockKey, ConfigKey, HandleKey, Key, ResourceKey
@@ -47,15 +48,6 @@ BLOCK = Schema(
         "sequenceNumberForAllocation": "map[string]uint64",
         "deleted": "bool",
         "strictAffinity": "bool",
-    },
-)
-ATTRIBUTE = Schema(
-    "AllocationAttribute",
-    {
-        "handle_id": "string",
-        "secondary": "map[string]string",
-        "alternateOwnerAttrs": "map[string]string",
-        "releasedAt": "string",
     },
 )
 AFFINITY = Schema(
@@ -152,23 +144,11 @@ def _block(key: BlockKey, fields: Fields) -> Block:
         claim_time=None if claimed is None else parse_time(claimed),
         allocations=fields.array("allocations"),
         unallocated=fields.array("unallocated"),
-        attributes=[_attribute(item) for item in fields.array("attributes")],
+        attributes=[attribute_of(item) for item in fields.array("attributes")],
         sequence_number=fields.integer("sequenceNumber", 0, MAX_UINT64),
         sequence_for={int(o): n for o, n in numbers.items() if o.isascii() and o.isdigit()},
         deleted=fields.flag("deleted"),
         extra=fields.extra,
-    )
-
-
-def _attribute(document: Any) -> Attribute:
-    fields = ATTRIBUTE.read(document)
-    released = fields.text_or_none("releasedAt")
-    return Attribute(
-        fields.text_or_none("handle_id"),
-        fields.texts("secondary"),
-        fields.texts("alternateOwnerAttrs"),
-        None if released is None else parse_time(released),
-        fields.extra,
     )
 
 
@@ -279,26 +259,13 @@ def _block_spec(block: Block) -> dict[str, Any]:
     spec |= {
         "allocations": list(block.allocations),
         "unallocated": list(block.unallocated),
-        "attributes": [_attribute_spec(attribute) for attribute in block.attributes],
+        "attributes": [attribute_document(attribute) for attribute in block.attributes],
         "sequenceNumber": block.sequence_number,
         "sequenceNumberForAllocation": sorted_map({str(o): n for o, n in block.sequence_for.items()}),
         "deleted": block.deleted,
         "strictAffinity": False,  # unused, but the schema requires it
     }
     return {**spec, **block.extra}
-
-
-def _attribute_spec(attribute: Attribute) -> dict[str, Any]:
-    spec: dict[str, Any] = {}
-    if attribute.handle is not None:
-        spec["handle_id"] = attribute.handle
-    if attribute.active:
-        spec["secondary"] = sorted_map(attribute.active)
-    if attribute.alternate:
-        spec["alternateOwnerAttrs"] = sorted_map(attribute.alternate)
-    if attribute.released_at is not None:
-        spec["releasedAt"] = format_time(attribute.released_at)
-    return {**spec, **attribute.extra}
 
 
 def _config_spec(config: IPAMConfig) -> dict[str, Any]:
