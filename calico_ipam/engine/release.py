@@ -270,7 +270,9 @@ def _release_batch(engine: Engine, world: World, entry: Entry, unreadable: dict[
             if again is None:
                 return None  # somebody else, or our own write whose answer was lost, finished it
             entry = again
-        batch = _batch(engine, world, entry, unreadable, world.snapshot if entry is first else None)
+        # A handle that did not change is the same entry when it is read again: only the first try may go on a guess.
+        guess = world.snapshot if not attempt and entry is first else None
+        batch = _batch(engine, world, entry, unreadable, guess)
         try:
             # Blocks first, then the handle: a crash in between leaves a handle that counts too many.
             stored = engine.store.commit(*batch.writes) if batch.writes else (entry,)

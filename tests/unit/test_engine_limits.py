@@ -545,3 +545,14 @@ def test_l25_a_virtual_owner_does_not_take_the_row_of_a_host_of_its_name(one_by_
     assert one_by_one.ipam.claim_affinity(block, BlockOwner(VIRTUAL, "same")).failed == (block,)
     assert one_by_one.rows("same") == {OWN: "confirmed"}
     one_by_one.ipam.release_affinity(block, host, must_be_empty=True)
+
+
+def test_a_release_that_lost_its_block_reads_it_again(world: Cluster) -> None:
+    """Its handle is unchanged, and the block was known from the call before: that guess counts once."""
+    store = FaultyStore(world.store.inner)
+    ipam = IPAM(store, clock=world.clock, retry=Retry(attempts=5, clock=world.clock))
+    ipam.auto_assign(use="Workload", num4=1, handle="h", hostname="node-1")
+    store.inject(Fault("conflict", write=1, where=lambda s: isinstance(s, BlockKey)))
+    ipam.release_by_handle("h")
+    assert store.struck()
+    assert world.handle("h") is None
