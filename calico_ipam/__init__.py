@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         NamespaceLabels,
         ReleaseResult,
     )
+    from calico_ipam.engine.tunnels import TunnelChange
     from calico_ipam.errors import IPAMError
     from calico_ipam.model.addresses import parse_address, parse_network
     from calico_ipam.model.affinity import BlockOwner
@@ -58,6 +59,7 @@ _HOMES = {
         "NamespaceLabels",
         "ReleaseResult",
     ),
+    "calico_ipam.engine.tunnels": ("TunnelChange",),
     "calico_ipam.errors": ("IPAMError",),
     "calico_ipam.model.addresses": ("parse_address", "parse_network"),
     "calico_ipam.model.affinity": ("BlockOwner",),
@@ -92,6 +94,7 @@ __all__ = [
     "ReleaseResult",
     "Retry",
     "Settings",
+    "TunnelChange",
     "open_datastore",
     "parse_address",
     "parse_network",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from calico_ipam.datastore.api import Datastore, Deadline, Entry
 from calico_ipam.engine.policy import Clock, Retry, SystemClock
@@ -20,6 +20,7 @@ from calico_ipam.model.reservation import Reservations
 
 if TYPE_CHECKING:
     from calico_ipam.engine.owners import OwnerPreconditions, OwnerUpdates
+    from calico_ipam.engine.tunnels import TunnelChange
     from calico_ipam.engine.utilization import Utilization
 
 
@@ -264,6 +265,33 @@ class IPAM:
         from calico_ipam.engine import owners
 
         owners.ensure_active_vm_owner(self._engine, network, namespace, vm, target_pod)
+
+    def reconcile_tunnel_addresses(
+        self, hostname: str | None = None, *, wireguard_host_encryption: bool = False
+    ) -> tuple[TunnelChange, ...]:
+        """Give a node an address for each kind of tunnel that its pools ask for, and take back the others (cli §13).
+
+        Writes them into the node's record. ``wireguard_host_encryption``: WireGuard then needs none of its own.
+        Raises NotFound (no such node), InvalidInput, RefusedError (no address is free), Conflict (call again).
+        """
+        from calico_ipam.engine import tunnels
+
+        return tunnels.reconcile_tunnel_addresses(
+            self._engine, self._engine.host(hostname), wireguard_host_encryption=wireguard_host_encryption
+        )
+
+    def reconcile_service(
+        self, service: Mapping[str, Any], *, mode: str = "AllServices", namespace: NamespaceLabels | None = None
+    ) -> tuple[Address, ...]:
+        """Give a Service of Kubernetes the addresses it asks for, take back others, return what it has (cli §14).
+
+        ``service``: the API's object; one that is not Calico's, or not any more, loses everything. ``mode``: which
+        Services are Calico's, ``assignIPs`` of KubeControllersConfiguration. ``namespace``: for pools that select one.
+        Raises InvalidInput (nothing was changed), AlreadyExists, RefusedError.
+        """
+        from calico_ipam.engine import services
+
+        return services.reconcile_service(self._engine, service, mode=mode, namespace=namespace)
 
     def upgrade_host(self, hostname: str | None = None) -> None:
         """Bring what older releases stored for a host into today's form; without it, its blocks may not be found.

@@ -51,7 +51,7 @@ KINDS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Changed:
+class TunnelChange:
     """What became of one tunnel address: its kind, the address before and after (empty for none)."""
 
     type: str
@@ -69,7 +69,7 @@ class _Pass:
 
 def reconcile_tunnel_addresses(
     engine: Engine, node: str, *, wireguard_host_encryption: bool = False
-) -> tuple[Changed, ...]:
+) -> tuple[TunnelChange, ...]:
     """Make sure that a node has an address for each kind of tunnel that it needs, and none for the others.
 
     ``wireguard_host_encryption``: traffic of the host itself is encrypted, so WireGuard needs no address of its own.
@@ -87,7 +87,7 @@ def reconcile_tunnel_addresses(
             wanted = _wanted(kind, pools, resource, wireguard_host_encryption)
             after = _ensure(current, kind, before, wanted) if wanted else _remove(current, kind, before)
             if after != before:
-                changes.append(Changed(kind.type, before, after))
+                changes.append(TunnelChange(kind.type, before, after))
         if changes:
             engine.store.commit(Update(entry, resource.with_spec(current.spec)))
     except IPAMError:

@@ -49,6 +49,15 @@ def tunnel_handle(kind: str, node: str) -> str:
     return prefix + node
 
 
+def load_balancer_handle(name: str, namespace: str, uid: str) -> str:
+    """Return the handle of a Service's addresses (cli §14)."""
+    from base64 import urlsafe_b64encode
+    from hashlib import sha256
+
+    digest = urlsafe_b64encode(sha256(f"{name}-{namespace}-{uid}".lower().encode()).digest()).decode()
+    return "lb-" + "".join(each for each in digest if each.isalnum())
+
+
 def length_limited(prefix: str, suffix: str, longest: int) -> str:
     """Return ``prefix`` + ``suffix``, the suffix replaced by ``_`` and the beginning of its hash when it is too long.
 
