@@ -28,7 +28,6 @@ LONGEST_LABEL = 63
 
 V3 = "projectcalico.org/v3"
 ENDPOINT = "eth0"
-#: what an endpoint takes over of its pod's metadata
 FINISHED = frozenset({"Succeeded", "Failed", "Completed"})
 PROTOCOLS = frozenset({"TCP", "UDP", "SCTP"})
 
