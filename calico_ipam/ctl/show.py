@@ -96,10 +96,9 @@ def _cells(grouping: str, counts: PoolUtilization | BlockUtilization, *, people:
     used = 100 * counts.in_use / whole
     tone = "alarm" if used >= _ALARM else "warn" if used >= _WARN else ""
     count, share = (readable_count, readable_share) if people else (plain_count, plain_share)
-    cidr = getattr(counts, "cidr_text", "") or str(counts.cidr)
     return {
         "GROUPING": Cell(grouping),
-        "CIDR": Cell(cidr),
+        "CIDR": Cell(str(counts.cidr)),
         "IPS TOTAL": Cell(count(whole)),
         "IPS IN USE": Cell(share(counts.in_use, whole), tone),
         "FILL": Cell(bar(counts.in_use, whole), tone),
