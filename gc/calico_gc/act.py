@@ -220,6 +220,9 @@ def give_back(engine: Engine, action: GiveBack) -> Done:
     return Done(entry=entry, gone=entry is None)
 
 
+NOT_GONE = "not-gone"  #: a live look found the node, or could not tell
+
+
 @dataclass(frozen=True, slots=True)
 class ReleaseNode:
     """A node that is gone and holds nothing any more: its blocks go."""
@@ -234,7 +237,7 @@ class ReleaseNode:
 def release_node(engine: Engine, live: Live, action: ReleaseNode) -> Done:
     """Release every empty block of a node that is still gone on a live look."""
     if not live.nodes([action.node])[action.node].gone:
-        return Done(note="not-gone")
+        return Done(note=NOT_GONE)
     try:
         release_host_affinities(engine, BlockOwner(HOST, action.node), must_be_empty=True)
     except IPAMError as error:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from calico_gc.act import Done, Live
+from calico_gc.act import NOT_GONE, Done, Live
 from calico_gc.decide import Rules, Standing, verdict
 from calico_gc.facts import kubernetes_name, track
 from calico_gc.state import State
@@ -155,11 +155,11 @@ def delete_node(engine: Engine, live: Live, action: DeleteNode) -> Done:
     """Delete a Calico node whose Kubernetes node is gone on a live look, and all that belongs to it."""
     found = live.nodes([action.node])[action.node]
     if found.standing is not Standing.PRESENT or found.exists:
-        return Done(note="not-gone")
+        return Done(note=NOT_GONE)
     try:
         entry = engine.store.read(ResourceKey(NODE, action.node)).entry(ResourceKey(NODE, action.node))
         if entry is None or not kubernetes_name(entry.value):
-            return Done(note="not-gone")
+            return Done(note=NOT_GONE)
         endpoints = [
             e for e in engine.store.list(Resources(WORKLOAD_ENDPOINT)) if e.value.spec.get("node") == action.node
         ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from calico_gc.act import Done, GiveBack, Release, Released, ReleaseNode, Thaw
+from calico_gc.act import NOT_GONE, Done, GiveBack, Release, Released, ReleaseNode, Thaw
 from calico_gc.companions import DeleteNode
 from calico_gc.facts import Allocation
 from calico_gc.gate import NotAllowed
@@ -67,9 +67,9 @@ def conclude(controller: Controller, action: Action, answer: Answer) -> None:
     error = answer.error
     if isinstance(error, NotAllowed):
         log.info("%s was not done: %s", action.key, error)
-    if error is None:
+    if error is None and getattr(answer, "note", "") != NOT_GONE:
         controller.backoff.succeeded(action.key)
-    else:
+    else:  # what the caches say and a live look does not, or cannot, is asked again less and less often
         controller.sleep_until(controller.backoff.failed(action.key, now.mono))
     match action, answer:
         case Release(), Released():
@@ -140,7 +140,9 @@ def _concluded_give_back(controller: Controller, action: GiveBack, answer: Done,
 
 
 def _concluded_deletion(controller: Controller, action: DeleteNode, answer: Done, now: Moment) -> None:
-    if answer.error is not None:
+    if answer.note == NOT_GONE:
+        controller.companions.look_for_gone = True
+    elif answer.error is not None:
         controller.companions.look_for_gone = True
         log.warning("node %s, which Kubernetes has no more, was not deleted: %s", action.node, answer.error)
     elif answer.gone:
@@ -150,7 +152,7 @@ def _concluded_deletion(controller: Controller, action: DeleteNode, answer: Done
 
 def _concluded_node(controller: Controller, action: ReleaseNode, answer: Done, now: Moment) -> None:
     node = action.node
-    if answer.note == "not-gone":
+    if answer.note == NOT_GONE:
         controller.leaving.pop(node, None)
         controller.state.mark_dirty(node)
         return

@@ -34,6 +34,7 @@ from tests.gc_things import (
     put,
     ready,
     running_pod,
+    stored_block,
     tunnel_attrs,
 )
 from tests.gc_world import GcClock, World
@@ -415,3 +416,23 @@ def test_who_starts_again_begins_with_whole_grace_periods() -> None:
     assert holders(again, CIDR)
     again.run(GRACE)
     assert holders(again, CIDR) == {}
+
+
+@pytest.mark.parametrize("node_deletion", [False, True])
+def test_a_node_that_is_gone_in_the_caches_only_is_asked_about_less_and_less_often(node_deletion: bool) -> None:
+    """Found by a random life of a cluster: a live look that could not tell was repeated without a pause."""
+    options = Options(rules=Rules(leak_grace=GRACE), node_deletion=node_deletion)
+    world = World(kubernetes=False, options=options)
+    world.node("n1")
+    calico_node(world, "n1", "n1")
+    add_block(world, CIDR, "n1")
+    world.start()
+    world.kube.failing.add("n1")
+    world.no_node("n1")
+    world.settle()
+    world.run(600)
+    assert len(world.actions) < 100
+    assert stored_block(world, CIDR) is not None
+    world.kube.failing.clear()
+    world.run(60)
+    assert stored_block(world, CIDR) is None
