@@ -271,4 +271,5 @@ def _reason(error: Exception) -> str:
     text = (str(error) or type(error).__name__).splitlines()[0]
     # HTTPSConnection(host='h', port=1): Failed to establish a new connection: [Errno 111] Connection refused
     head, colon, tail = text.partition("): ")
-    return tail if colon and "(host=" in head else text
+    # None: Read timed out.
+    return tail if colon and "(host=" in head else text.removeprefix("None: ")
