@@ -68,11 +68,12 @@ format: venv
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix-only .
 
-bench: venv
+bench: venv kube-apiserver
 	@scripts/prerequisites bench
 	@$(BIN)/python -m tests.scale.bench
 	@$(BIN)/python -m tests.scale.etcd_bench
 	@$(BIN)/python -m tests.scale.kube_bench
+	@$(BIN)/python -m tests.scale.pod_bench
 	@$(BIN)/python -m tests.scale.ctl_bench
 	@$(BIN)/python -m tests.scale.gc_growth
 	@$(BIN)/python -m tests.scale.gc_scale --minutes 0.5 --leaks 10000 --grace 20s
