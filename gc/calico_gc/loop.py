@@ -141,8 +141,8 @@ class Loop:
     def _wake_at(self) -> float:
         now = self._clock.monotonic()
         due = [now + HEARTBEAT]
-        if self._next_tick is not None:
-            due.append(self._next_tick)
+        if self._next_tick is not None and self.controller.state.in_sync:
+            due.append(self._next_tick)  # while something cannot be followed no scan is made, however long it is due
         if self.controller.wake_at is not None:
             due.append(self.controller.wake_at)
         return min(due)

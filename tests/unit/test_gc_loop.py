@@ -378,6 +378,25 @@ def test_the_loop_follows_a_store_and_makes_views(store: SQLiteStore) -> None:
     assert not thread.is_alive()
 
 
+def test_the_loop_rests_while_something_cannot_be_followed(store: SQLiteStore) -> None:
+    """A server that is away for an hour: the scan that is due meanwhile does not keep a core busy until it is back."""
+    clock = ShiftedClock(SystemClock())
+    loop = Collector(Place(store, None, host="n", instance="test"), Settings(leak_grace=1.0), clock).loop
+    names = list(loop._synced)
+    for name in names:
+        loop._apply(Change(SYNCED, name, True))
+    loop._tick()
+    assert loop._next_tick is not None
+    clock.offset = loop._next_tick - clock.monotonic() + 3600
+    assert loop._wake_at() <= clock.monotonic(), "a scan is due"
+    loop._apply(Change(SYNCING, names[0]))
+    loop.controller.sync()
+    assert loop._wake_at() > clock.monotonic()
+    loop._apply(Change(SYNCED, names[0], True))
+    assert loop._wake_at() > clock.monotonic() or loop._next_tick is None
+    assert loop._tick(), "it is made when everything is listed again"
+
+
 def test_an_error_in_a_decision_ends_the_loop(store: SQLiteStore) -> None:
     place = Place(store, None, host="n", instance="test")
     collector = Collector(place, Settings(leak_grace=1.0), ShiftedClock(SystemClock()))
