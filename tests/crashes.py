@@ -9,10 +9,11 @@ Two stores: one that commits as a whole (SQLite, etcd), one that commits write b
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from calico_ipam.datastore.api import Datastore
 from calico_ipam.engine.client import IPAM
@@ -21,6 +22,7 @@ from calico_ipam.errors import IPAMError, NotFound, StoreError
 from calico_ipam.model.addresses import parse_address, parse_network
 from calico_ipam.model.affinity import HOST, BlockOwner
 from calico_ipam.model.block import HostReserved, ReleaseOption
+from calico_ipam.model.handle_names import load_balancer_handle
 from calico_ipam.model.keys import Blocks
 from tests.cluster import Cluster
 from tests.faulty import Fault, FaultyStore
@@ -36,6 +38,9 @@ NODE_1, NODE_2 = BlockOwner(HOST, "node-1"), BlockOwner(HOST, "node-2")
 
 class Killed(BaseException):
     """The process is gone: no handler of the library runs."""
+
+
+SERVICE = load_balancer_handle("web", "shop", "1")
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,27 @@ def _basic(world: Cluster) -> None:
     world.pool("p", "10.0.0.0/28", 30)
     world.pool("p6", "fd00::/122", 124)
     world.auto(2, host="node-2", handle="bystander")
+
+
+def _tunnels(world: Cluster) -> None:
+    _basic(world)
+    world.pool("t", "10.9.0.0/29", 30, vxlanMode="Always")
+
+
+def _services(world: Cluster) -> None:
+    _basic(world)
+    world.pool("lb", "10.9.0.0/29", 30, allowedUses=["LoadBalancer"])
+
+
+def _served(world: Cluster) -> None:
+    _services(world)
+    world.ipam.reconcile_service(_service("10.9.0.2"))
+
+
+def _service(*addresses: str) -> dict[str, Any]:
+    annotations = {"projectcalico.org/loadBalancerIPs": json.dumps(addresses)} if addresses else {}
+    metadata = {"name": "web", "namespace": "shop", "uid": "1", "annotations": annotations}
+    return {"metadata": metadata, "spec": {"type": "LoadBalancer"}}
 
 
 def _own_block(world: Cluster) -> None:
@@ -213,6 +239,27 @@ OPERATIONS: tuple[Operation, ...] = (
         (("bystander", 2), ("h", 2)),
     ),
     Operation("collect-cold-addresses", _cold, _cold_blocks, _cold_blocks),
+    Operation(
+        "reconcile-tunnel-addresses",
+        _tunnels,
+        lambda ipam: ipam.reconcile_tunnel_addresses("node-1"),
+        lambda ipam: ipam.reconcile_tunnel_addresses("node-1"),
+        (("bystander", 2), ("vxlan-tunnel-addr-node-1", 1)),
+    ),
+    Operation(
+        "reconcile-service: an address of the pool",
+        _services,
+        lambda ipam: ipam.reconcile_service(_service()),
+        lambda ipam: ipam.reconcile_service(_service()),
+        (("bystander", 2), (SERVICE, 1)),
+    ),
+    Operation(
+        "reconcile-service: another one is wanted",
+        _served,
+        lambda ipam: ipam.reconcile_service(_service("10.9.0.5")),
+        lambda ipam: ipam.reconcile_service(_service("10.9.0.5")),
+        (("bystander", 2), (SERVICE, 1)),
+    ),
 )
 
 STORES: dict[str, Callable[[Datastore], Datastore]] = {"at once": lambda inner: inner, "one by one": SequentialStore}

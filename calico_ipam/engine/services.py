@@ -28,6 +28,8 @@ from calico_ipam.model.timestamps import format_attribute_time
 log = logging.getLogger(__name__)
 
 HOST = "load-balancer"
+#: addresses of a family that a Service may hold: a count that a crash left behind is corrected by it
+ONE = 1
 _FAMILIES = {"IPv4": 4, "IPv6": 6}
 _ANNOTATION = "projectcalico.org/"
 
@@ -103,7 +105,9 @@ class _Job:
 
     def given(self, addresses: Sequence[Address]) -> list[Address]:
         for address in addresses:
-            request = SpecificRequest(address, HOST, handle=self.handle, attrs=self.attrs, use=LOAD_BALANCER_USE)
+            request = SpecificRequest(
+                address, HOST, handle=self.handle, attrs=self.attrs, use=LOAD_BALANCER_USE, cap=ONE
+            )
             assign_ip(self.engine, request)
         return list(addresses)
 
@@ -115,6 +119,7 @@ class _Job:
             handle=self.handle,
             attrs=self.attrs,
             pools={version: tuple(pools.get(version, ())) for version in (4, 6)},
+            cap=ONE,
             namespace=self.namespace,
         )
         result = auto_assign(self.engine, request)

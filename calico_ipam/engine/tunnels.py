@@ -186,7 +186,7 @@ def _assign(current: _Pass, kind: Kind, handle: str, pools: Sequence[Pool]) -> s
         pools={4: cidrs if kind.version == 4 else (), 6: cidrs if kind.version == 6 else ()},
         max_blocks=0,
         host_reserved={4: None, 6: None},
-        cap=0,
+        cap=1,  # a count that a crash left behind is corrected by it
         namespace=None,
     )
     result = auto_assign(current.engine, request)
