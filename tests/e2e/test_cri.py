@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address, ip_network
@@ -337,8 +337,10 @@ def _sweep(cluster: Cluster, node: CRINode, folder: Path) -> Sweep:
 def _forgotten(sandbox: Sandbox) -> None:
     """Take a sandbox from the runtime as a lost disk does: no CNI DEL, and nothing knows of it any more."""
     ctr = ("ctr", f"--address={SOCKET}", "--namespace=k8s.io")
-    with suppress(AssertionError):  # killed by it, the task may go by itself first; whether it went is looked at below
+    try:
         sandbox.node.run(*ctr, "tasks", "delete", "--force", sandbox.id)
+    except AssertionError as error:
+        assert "not found" in str(error)  # the task, killed by it, was gone before it was deleted
     sandbox.node.run(*ctr, "containers", "delete", sandbox.id)
     sandbox.node.kill_containerd()
     sandbox.node.start()

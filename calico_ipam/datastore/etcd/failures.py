@@ -13,6 +13,10 @@ COMPACTED = "required revision has been compacted"
 FUTURE = "required revision is a future revision"
 
 
+class StoreFull(StoreError):
+    """etcd is at its quota. The write that first finds that out while it is applied is refused and yet done."""
+
+
 class Meaning(Enum):
     """What is known about a request that failed."""
 
@@ -129,7 +133,7 @@ def refusal_of(failure: Failure, where: str, user: str, doing: str) -> IPAMError
         )
     subject = where
     if FULL in text:
-        return StoreError(
+        return StoreFull(
             f"{where} is full and takes no writes: {text}",
             subject=subject,
             hint="Compact and defragment it, then disarm the alarm: "

@@ -11,6 +11,7 @@ from calico_ipam.datastore.documents import DocumentStore, RawChange, RawLoss, R
 from calico_ipam.datastore.etcd import library
 from calico_ipam.datastore.etcd.calls import Calls, Gone
 from calico_ipam.datastore.etcd.endpoints import Resolver, cluster_of
+from calico_ipam.datastore.etcd.failures import StoreFull
 from calico_ipam.datastore.etcd.identity import identity_of
 from calico_ipam.datastore.etcd.links import Links
 from calico_ipam.datastore.etcd.patience import Patience
@@ -84,12 +85,29 @@ class EtcdStore(DocumentStore):
         request = self._message("TxnRequest")()
         for write in writes:
             self._add(request, write)
-        answer = self._calls.tell(
-            lambda link, seconds, metadata: link.txn(request, timeout=seconds, metadata=metadata), self.deadline
-        )
+        try:
+            answer = self._calls.tell(
+                lambda link, seconds, metadata: link.txn(request, timeout=seconds, metadata=metadata), self.deadline
+            )
+        except StoreFull:
+            revision = self._done_all_the_same(writes)
+            if revision is None:
+                raise
+            return [revision] * len(writes)
         if not answer.succeeded:
             raise _loss(writes, [_rows(each.response_range) for each in answer.responses])
         return [str(answer.header.revision)] * len(writes)
+
+    def _done_all_the_same(self, writes: Sequence[RawWrite]) -> Revision | None:
+        """Return the revision of a transaction that was refused, if everything is stored as it would have left it."""
+        written = [write for write in writes if write.kind != "delete"]
+        rows, _, _ = self._raw_read([write.path for write in written], ())
+        revisions = set()
+        for row, write in zip(rows, written, strict=True):
+            if row is None or row.text != write.text or row.revision == write.expected:
+                return None
+            revisions.add(row.revision)
+        return revisions.pop() if len(revisions) == 1 else None
 
     def _raw_watch(self, ranges: Sequence[PathRange], since: Revision) -> Iterator[RawChange | Revision]:
         return Changes(self, self._calls, self._library, ranges, _number(since))
