@@ -21,7 +21,7 @@ import pytest
 from calico_ipam.datastore.config import load_settings, open_datastore
 from calico_ipam.datastore.etcd import EtcdStore
 from calico_ipam.datastore.etcd.endpoints import cluster_of, parse_endpoint
-from calico_ipam.datastore.etcd.failures import Meaning, failure_of, refusal_of
+from calico_ipam.datastore.etcd.failures import Meaning, StoreFull, failure_of, refusal_of
 from calico_ipam.datastore.etcd.identity import identity_of, validity
 from calico_ipam.datastore.etcd.library import load
 from calico_ipam.datastore.settings import ETCD, Settings
@@ -403,7 +403,7 @@ def test_what_is_known_after_a_failure(code: str, text: str, meaning: Meaning) -
 @pytest.mark.parametrize(
     ("code", "text", "kind", "words", "hint"),
     [
-        ("RESOURCE_EXHAUSTED", "etcdserver: mvcc: database space exceeded", StoreError, "is full", "alarm disarm"),
+        ("RESOURCE_EXHAUSTED", "etcdserver: mvcc: database space exceeded", StoreFull, "is full", "alarm disarm"),
         ("INVALID_ARGUMENT", "etcdserver: request is too large", StoreError, "of this size", "max-request-bytes"),
         ("INVALID_ARGUMENT", "etcdserver: too many operations in txn request", StoreError, "as many", "max-txn-ops"),
         ("PERMISSION_DENIED", "etcdserver: permission denied", Unauthorized, "user 'u' may not write to", "readwrite"),
