@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import socket
+import struct
+import threading
 import time
 from collections.abc import Callable
 
@@ -10,6 +15,7 @@ import pytest
 from calico_ipam.datastore.api import Create, Deadline, Entry, Update
 from calico_ipam.datastore.kube import api as kube_api
 from calico_ipam.datastore.kube.store import KubernetesStore
+from calico_ipam.datastore.settings import KUBERNETES, Settings
 from calico_ipam.errors import (
     AlreadyExists,
     Conflict,
@@ -102,6 +108,33 @@ def test_a_broken_connection_is_tried_again_by_reads_only(behaviour: Behaviour) 
         with pytest.raises(StoreUnavailable):
             reading(store)
         assert len(bad.requests) == 1 + kube_api.BROKEN_TRIES
+
+
+def test_connections_that_are_reset_before_their_handshake() -> None:
+    """What an API server that is being killed does to those who connect (pyproject.toml: a warning of Python 3.11)."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def reset() -> None:
+            with contextlib.suppress(OSError):  # the end
+                while True:
+                    connection, _peer = server.accept()
+                    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                    connection.close()
+
+        killing = threading.Thread(target=reset)
+        killing.start()
+        endpoint = f"https://127.0.0.1:{server.getsockname()[1]}"
+        settings = Settings(KUBERNETES, "the test", k8s_api_endpoint=endpoint, k8s_insecure_skip_tls_verify=True)
+        try:
+            with KubernetesStore(settings) as store:
+                for operation in (reading, listing, creating):
+                    with pytest.raises((StoreUnavailable, OutcomeUnknown)):
+                        operation(store)
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+            killing.join(10)
+        assert not killing.is_alive()
+    gc.collect()  # what this leaves behind shows here and not in another test
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
