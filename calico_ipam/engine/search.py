@@ -144,12 +144,12 @@ def learn_owners(order: BlockOrder, blocks: BlockMap, reservations: Reservations
 
     A block of the host that has no row any more, which the host would take instead, was the first free place once.
     """
+    if not any(_unknown(entry) for _, entry in blocks.items()):
+        return
     taken = _spans(order, blocks.cidrs(), whole=False) + _spans(order, reservations.networks, whole=True)
     free = next(_gaps(order, taken), 0)
     near = (blocks.get(order.at(position)) for position in range(max(0, free - NEAREST), free))
-    unknown = [entry.key for entry in near if isinstance(entry, LazyBlock) and not entry.tells_owner]
-    if not unknown:
-        return
+    unknown = [entry.key for entry in near if entry is not None and _unknown(entry)]
     snapshot = engine.store.read(*unknown)
     for key in unknown:
         try:
@@ -158,6 +158,10 @@ def learn_owners(order: BlockOrder, blocks: BlockMap, reservations: Reservations
             continue  # taken, by whatever it is (limit L30)
         if entry is not None:
             blocks.learn(entry)
+
+
+def _unknown(entry: Entry | None) -> bool:
+    return isinstance(entry, LazyBlock) and not entry.tells_owner
 
 
 def _spans(order: BlockOrder, cidrs: Iterable[Network], *, whole: bool) -> list[tuple[int, int]]:
