@@ -12,6 +12,7 @@ from calico_gc.gate import NotAllowed
 from calico_gc.handle_work import CHUNK_PAUSE, Looked, Repaired
 from calico_gc.suspicion import Moment
 from calico_gc.timing import moment
+from calico_gc.view import UNKNOWN_NODE
 from calico_gc.work import Action, Answer, told
 from calico_ipam.errors import BadHandle, BadSequenceNumber, Conflict, IPAMError
 
@@ -26,13 +27,13 @@ def progress(controller: Controller, part: Released) -> None:
     now = moment(controller.clock)
     for allocation in part.freed:
         pool = controller.state.pools.of_block.get(allocation.block, "no_ippool")
-        controller.record.reclaim(pool, allocation.node)
+        controller.record.reclaim(pool, allocation.node or UNKNOWN_NODE)
         reason = controller.state.suspects[allocation.key].reason if allocation.key in controller.state.suspects else ""
         controller.record.happened(now, "release", allocation.id, reason)
         log.info("Garbage collected leaked IP: %s", controller.named(allocation.key))
         controller.state.forget(allocation)
     if part.freed:
-        nodes = {a.node for a in part.freed}
+        nodes = {a.node for a in part.freed}  # an empty name: about the collector itself
         for node in sorted(nodes):
             number = sum(a.node == node for a in part.freed)
             controller.notify(

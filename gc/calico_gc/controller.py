@@ -8,7 +8,7 @@ changes of other nodes are still taken in while thousands of addresses are being
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from calico_gc import conclude, decide
@@ -19,10 +19,11 @@ from calico_gc.facts import Allocation, AllocationKey
 from calico_gc.handle_work import HandleKeeper, LookAtHandles, RepairHandles
 from calico_gc.handles import Rules as HandleRules
 from calico_gc.machines import machine_handles, orphaned_machine_handles
+from calico_gc.nameless import look_at_nameless
 from calico_gc.options import Options
 from calico_gc.record import Record
 from calico_gc.state import State
-from calico_gc.suspicion import Moment
+from calico_gc.suspicion import Moment, Suspicion
 from calico_gc.timing import Backoff, Clock, Jumps, moment
 from calico_gc.work import Action, ActionKey, Answer, same_work
 from calico_ipam.errors import IPAMError
@@ -136,7 +137,7 @@ class Controller:
         for decision in self._decisions(names, now):
             self._believe(decision, now)
         if full:
-            self._remark_nameless(now)
+            self._look_at_nameless(now)
             self._remark_machines(now)
             self.record.settle(LOOKED_FOR, now.mono)
 
@@ -165,18 +166,7 @@ class Controller:
             self.backoff.failed(("look", node), now.mono)
             return
         self.backoff.succeeded(("look", node))
-        for key, suspicion in decision.suspicions.items():
-            before = self.state.suspects.get(key)
-            if before is None and suspicion is None:
-                continue
-            self.state.suspect(key, suspicion)
-            if suspicion is not None and before is None:
-                self.record.detected[suspicion.reason] += 1
-                log.info("Candidate IP leak: %s (%s)", self.named(key), suspicion.reason)
-            if suspicion is not None and suspicion.confirmed and not (before and before.confirmed):
-                log.warning("Confirmed IP leak: %s (%s)", self.named(key), suspicion.reason)
-            if suspicion is None:
-                log.info("IP is in use after all: %s", self.named(key))
+        self._note(decision.suspicions)
         for remark in decision.remarks:
             self._remark(now, remark.kind, remark.allocation)
         if decision.release and node not in self.state.owned and node not in self.state.by_node:
@@ -192,17 +182,35 @@ class Controller:
             if allocation is not None:
                 self._remark(now, "in-use-on-gone-node", allocation)
 
+    def _note(self, suspicions: Mapping[AllocationKey, Suspicion | None]) -> None:
+        """Take over what is believed of allocations now, and say what is new."""
+        for key, suspicion in suspicions.items():
+            before = self.state.suspects.get(key)
+            if before is None and suspicion is None:
+                continue
+            self.state.suspect(key, suspicion)
+            if suspicion is not None and before is None:
+                self.record.detected[suspicion.reason] += 1
+                log.info("Candidate IP leak: %s (%s)", self.named(key), suspicion.reason)
+            if suspicion is not None and suspicion.confirmed and not (before and before.confirmed):
+                log.warning("Confirmed IP leak: %s (%s)", self.named(key), suspicion.reason)
+            if suspicion is None:
+                log.info("IP is in use after all: %s", self.named(key))
+
     def _remark(self, now: Moment, kind: str, allocation: Allocation) -> None:
         text = f"{allocation.id} of {_pod_text(allocation)} on node {allocation.node or 'unknown'}"
         if self.record.found(now, kind, allocation.id, text) and kind == decide.NODE_MISMATCH:
             log.warning("%s is used by a pod on another node than IPAM has noted; it is kept", text)
             self.notify("IPInUseNodeMismatch", allocation.node, text)
 
-    def _remark_nameless(self, now: Moment) -> None:
-        """Addresses without a handle or a node are never released; they are only told (limit U26)."""
+    def _look_at_nameless(self, now: Moment) -> None:
+        """Addresses without a handle or a node are told, and looked at where that was asked for (limit U26)."""
         for cidr, tracked in self.state.blocks.items():
+            self._note(
+                look_at_nameless(tracked, self.state.nodes, self.state, self.state.suspects, self.options.rules, now)
+            )
             if tracked.nameless:
-                text = f"block {cidr} holds {tracked.nameless} addresses without a handle"
+                text = f"block {cidr} holds {len(tracked.nameless)} addresses without a handle"
                 self.record.found(now, "nameless", cidr, text)
             if "" in tracked.tally and tracked.host:
                 text = f"block {cidr} holds {tracked.tally['']} addresses that name no node"

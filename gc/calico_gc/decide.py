@@ -65,11 +65,13 @@ class Rules:
     """What of the decisions can be set. Times are seconds; ``leak_grace`` None: absent, not even candidates.
 
     ``finished_pods``: also collect what pods hold that ended without ever reporting an address (limit U15).
+    ``nameless``: also collect what pods that are gone hold without a handle or a node (limit U26).
     """
 
     leak_grace: float | None = 900.0
     vm_grace: float = VM_GRACE
     finished_pods: bool = False
+    nameless: bool = False
 
     @property
     def machine_grace(self) -> float:
@@ -218,18 +220,16 @@ def look_at_node(
     release = gone and not in_use
     for allocation in tunnels:
         suspicions |= _tunnel(allocation, known.get(allocation.key), node, now, gone=release)
-    return NodeDecision(
-        node.name, suspicions, release=release, remarks=tuple(remarks), in_use=tuple(in_use) if gone else ()
-    )
+    return NodeDecision(node.name, suspicions, release, remarks=tuple(remarks), in_use=tuple(in_use) if gone else ())
 
 
 def _tunnel(
     allocation: Allocation, before: Suspicion | None, node: NodeFacts, now: Moment, *, gone: bool
 ) -> dict[AllocationKey, Suspicion | None]:
     """A tunnel's address goes with its node, and with nothing less."""
-    if gone:
-        return {allocation.key: proven(before, reasons.TUNNEL_NODE_GONE, now, node.knode)}
-    return {} if before is None else {allocation.key: None}
+    if not gone:
+        return {} if before is None else {allocation.key: None}
+    return {allocation.key: proven(before, reasons.TUNNEL_NODE_GONE, now, node.knode)}
 
 
 def _suspicion(
@@ -291,17 +291,17 @@ def group_leaks(
         allocation = state.allocation(key)
         if allocation is None:
             continue
-        handle = allocation.clean_handle
-        if not state.all_confirmed(handle):
+        unit = allocation.unit
+        if allocation.clean_handle and not state.all_confirmed(unit):
             held.append(key)
             continue
-        if handle not in chosen:
-            if taken >= limit or any(block in busy for block, _ in state.by_handle[handle]):
+        if unit not in chosen:
+            if taken >= limit or any(block in busy for block, _ in state.by_handle.get(unit, ())):
                 continue
-            chosen[handle] = []
+            chosen[unit] = []
         taken += 1
-        chosen[handle].append(allocation)
-        joined.join(allocation.block, f"handle {handle}")
+        chosen[unit].append(allocation)
+        joined.join(allocation.block, f"unit {unit}")
     groups: dict[str, list[Allocation]] = {}
     for allocations in chosen.values():
         for allocation in allocations:
@@ -337,14 +337,18 @@ def still_leaked(group: Group, nodes: Mapping[str, LiveNode], live: Workloads, r
     report P31). A handle is returned whole or not at all.
     """
     spared = {
-        a.clean_handle
+        a.unit
         for a in group.allocations
         if not _still(a, group.suspicions[a.key], nodes.get(a.node, LiveNode(Standing.UNKNOWN)), live, rules)
     }
-    return [a for a in group.allocations if a.clean_handle not in spared]
+    return [a for a in group.allocations if a.unit not in spared]
 
 
 def _still(allocation: Allocation, believed: Suspicion, node: LiveNode, live: Workloads, rules: Rules) -> bool:
+    if not allocation.node:  # no node to ask about: its pod alone tells, and never at once (limit U26)
+        return (
+            believed.since is not None and not allocation.of_tunnel and not verdict(allocation, "", live, rules).alive
+        )
     if node.standing in (Standing.UNKNOWN, Standing.FOREIGN) or (believed.since is None and not node.gone):
         return False
     return not verdict(allocation, node.knode, live, rules).alive

@@ -57,6 +57,11 @@ class Allocation:
         return sanitise_handle(self.handle)
 
     @property
+    def unit(self) -> str:
+        """What is released together or not at all: a handle, or an address that has none by itself."""
+        return self.clean_handle or f"\r{self.block} {self.key[1]}"  # no handle has a carriage return in it
+
+    @property
     def node(self) -> str:
         return self.attrs.get(NODE, "")
 
@@ -248,7 +253,11 @@ class Tracked:
     allocations: Mapping[int, Allocation]
     used: int  #: ordinals that are not free: cooling and reserved ones too
     cold_since: int | None  #: earliest release of a cooling address, Unix nanoseconds
-    nameless: int = 0  #: ordinals in use without a handle (limit U26)
+    nameless: Mapping[int, Allocation] = field(default_factory=dict)  #: in use without a handle (limit U26)
+
+    def allocation(self, ordinal: int) -> Allocation | None:
+        """Return what holds an ordinal, with a handle or without; None when it is free."""
+        return self.allocations.get(ordinal) or self.nameless.get(ordinal)
 
     @property
     def host(self) -> str:
@@ -268,26 +277,23 @@ class Tracked:
 def track(block: Block, revision: str, before: Tracked | None = None) -> Tracked:
     """Return a block with the allocations in it; those that did not change are the ones that were known before."""
     cidr = before.cidr if before is not None else str(block.cidr)
-    known: Mapping[int, Allocation] = before.allocations if before is not None else {}
     allocations: dict[int, Allocation] = {}
+    nameless: dict[int, Allocation] = {}
     cold: int | None = None
-    used = nameless = 0
+    used = 0
     for ordinal, attribute in block.taken():
         used += 1
         released = attribute.released_at
         if released is not None and (cold is None or released < cold):
             cold = released
-        if not attribute.handle:
-            nameless += released is None
+        handle = attribute.handle or ""
+        if not handle and released is not None:
             continue
         sequence = block.sequence_of(ordinal)
-        old = known.get(ordinal)
-        if old is not None and (old.handle, old.sequence, old.attrs) == (attribute.handle, sequence, attribute.active):
-            allocations[ordinal] = old
-        else:
-            allocations[ordinal] = Allocation(
-                (cidr, ordinal), block.address(ordinal), attribute.handle, attribute.active, sequence
-            )
+        found = before.allocation(ordinal) if before is not None else None
+        if found is None or (found.handle, found.sequence, found.attrs) != (handle, sequence, attribute.active):
+            found = Allocation((cidr, ordinal), block.address(ordinal), handle, attribute.active, sequence)
+        (allocations if handle else nameless)[ordinal] = found
     return Tracked(cidr, block, revision, allocations, used, cold, nameless)
 
 

@@ -90,6 +90,7 @@ def _gauges(view: View) -> Iterator[Metric]:
         ("ipam_gc_dirty_nodes", "Nodes that wait to be looked at.", view.dirty),
         ("ipam_gc_empty_blocks", "Blocks that a host owns and nobody uses.", len(view.empty)),
         ("ipam_gc_cold_blocks", "Blocks with addresses in cooldown.", len(view.cold)),
+        ("ipam_gc_nameless_addresses", "Addresses without a handle or a node.", view.nameless),
         ("ipam_gc_leaving_nodes", "Nodes that are gone and whose blocks are being released.", len(view.leaving)),
         ("ipam_gc_damaged_objects", "Objects that cannot be read and are left alone.", len(view.damaged)),
         ("ipam_gc_queue_depth", "Changes that wait to be taken in.", view.queue),

@@ -38,6 +38,7 @@ def report(view: View, errors: tuple[str, ...] = ()) -> dict[str, Any]:
         "settings": {
             "leakGracePeriod": _duration(view.options.rules.leak_grace),
             "handleGrace": _duration(view.options.handles.grace),
+            "namelessAddresses": view.options.rules.nameless,
         },
         "summary": _summary(view),
         "leaks": [_leak(view, key) for key in view.suspects if view.allocation(key) is not None],
@@ -78,6 +79,7 @@ def _summary(view: View) -> dict[str, int]:
         "stuckHandles": numbers.get(handles.STUCK, 0),
         "emptyBlocks": len(view.empty),
         "nodesToRelease": len(view.leaving),
+        "nameless": view.nameless,
         "damaged": len(view.damaged),
     }
 

@@ -48,6 +48,7 @@ class Settings:
     write_kcc_status: bool = False
     legacy_metrics: bool = True
     finished_pods: bool = False
+    nameless_addresses: bool = False
     windows_empty: bool = False
     repair_rowless_blocks: bool = False
     events: bool = True
@@ -66,7 +67,7 @@ class Settings:
         """Return what the controller is told. ``told``: upstream's configuration, live."""
         grace = self.leak_grace if self.leak_grace is not None else (told.leak_grace if told is not None else None)
         return Options(
-            rules=Rules(leak_grace=grace, vm_grace=self.vm_grace, finished_pods=self.finished_pods),
+            rules=Rules(grace, self.vm_grace, self.finished_pods, self.nameless_addresses),
             handles=HandleOptions(
                 collect=self.handle_gc,
                 repair=self.handle_repair,
@@ -162,6 +163,7 @@ ALL: tuple[Setting, ...] = (
     Setting("write_kcc_status", "create and update upstream's configuration object, as its replacement"),
     Setting("legacy_metrics", "upstream's totals per node too (default on)", "BOOL", _boolean),
     Setting("finished_pods", "also collect addresses of ended pods that never reported one"),
+    Setting("nameless_addresses", "also collect addresses without a handle or a node whose pod is gone"),
     Setting("windows_empty", "blocks that hold nothing but Windows' reservations are empty"),
     Setting("repair_rowless_blocks", "release empty blocks that no affinity row names"),
     Setting("events", "write Kubernetes events (default on)", "BOOL", _boolean),

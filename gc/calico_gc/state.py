@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from calico_gc.decide import UNREADABLE, Unreadable, Workloads
 from calico_gc.facts import Allocation, AllocationKey, KubeNode, Pod, PodKey, Tracked, VirtualMachines, track
@@ -84,6 +84,9 @@ class State:
         before = self.blocks.get(cidr)
         after = track(block, revision, before)
         known: Mapping[int, Allocation] = before.allocations if before is not None else {}
+        for ordinal, allocation in before.nameless.items() if before is not None else ():
+            if after.nameless.get(ordinal) is not allocation:
+                self.suspect(allocation.key, None)
         kept: dict[AllocationKey, Suspicion] = {}  # only remarks changed: the time already waited still counts (U3)
         for ordinal, allocation in known.items():
             new = after.allocations.get(ordinal)
@@ -115,6 +118,8 @@ class State:
             return
         for allocation in before.allocations.values():
             self._remove(allocation)
+        for allocation in before.nameless.values():
+            self.suspect(allocation.key, None)
         self._own(cidr, "")
         self._not_empty(cidr)
         self.cold.pop(cidr, None)
@@ -124,17 +129,19 @@ class State:
         """Take out an allocation that was released, before its block's new state arrives."""
         before = self.blocks.get(allocation.block)
         ordinal = allocation.key[1]
-        if before is None or before.allocations.get(ordinal) is not allocation:
+        if before is None or before.allocation(ordinal) is not allocation:
             return
-        rest = {o: a for o, a in before.allocations.items() if o != ordinal}
-        self._remove(allocation)
-        self.blocks[before.cidr] = Tracked(
-            before.cidr, before.block, before.revision, rest, before.used, before.cold_since, before.nameless
+        if ordinal in before.allocations:
+            self._remove(allocation)
+        self.suspect(allocation.key, None)
+        rest, nameless = (
+            {o: a for o, a in held.items() if o != ordinal} for held in (before.allocations, before.nameless)
         )
+        self.blocks[before.cidr] = replace(before, allocations=rest, nameless=nameless)
 
     def allocation(self, key: AllocationKey) -> Allocation | None:
         tracked = self.blocks.get(key[0])
-        return tracked.allocations.get(key[1]) if tracked is not None else None
+        return tracked.allocation(key[1]) if tracked is not None else None
 
     def _add(self, allocation: Allocation) -> None:
         handle = allocation.clean_handle

@@ -80,7 +80,12 @@ class View:
 
     def allocation(self, key: AllocationKey) -> Allocation | None:
         tracked = self.blocks.get(key[0])
-        return tracked.allocations.get(key[1]) if tracked is not None else None
+        return tracked.allocation(key[1]) if tracked is not None else None
+
+    @property
+    def nameless(self) -> int:
+        """How many addresses have no handle, or lie in a host's block and name no node (limit U26)."""
+        return sum(len(t.nameless) + (t.tally.get("", 0) if t.host else 0) for t in self.blocks.values())
 
     @property
     def candidates(self) -> int:

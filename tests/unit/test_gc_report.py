@@ -78,11 +78,19 @@ SCHEMA: dict[str, Any] = {
     "datastoreReady": bool,
     "inSync": bool,
     "leader": bool,
-    "settings": {"leakGracePeriod": str, "handleGrace": str},
+    "settings": {"leakGracePeriod": str, "handleGrace": str, "namelessAddresses": bool},
     "summary": dict.fromkeys(
         (
             *("blocks", "allocations", "handles", "candidates", "confirmed", "held", "coldBlocks", "orphanHandles"),
-            *("skewedHandles", "missingHandles", "stuckHandles", "emptyBlocks", "nodesToRelease", "damaged"),
+            *(
+                "skewedHandles",
+                "missingHandles",
+                "stuckHandles",
+                "emptyBlocks",
+                "nodesToRelease",
+                "nameless",
+                "damaged",
+            ),
         ),
         int,
     ),

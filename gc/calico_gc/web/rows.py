@@ -66,7 +66,7 @@ def _taken(view: View, tracked: Tracked, ordinal: int, attribute: Attribute) -> 
         age = words.ago(attribute.released_at, view.at.wall)
         return Address(ordinal, text, COOLING, "released", attribute.handle or "", age=age, sequence=sequence)
     given = parse_attribute_time(attribute.active.get(TIMESTAMP, ""))
-    allocation = tracked.allocations.get(ordinal)
+    allocation = tracked.allocation(ordinal)
     suspicion = view.suspects.get((tracked.cidr, ordinal))
     return Address(
         ordinal,
@@ -336,7 +336,7 @@ def matching(view: View, wanted: str) -> Iterator[tuple[Tracked, Allocation]]:
     if not text:
         return
     for tracked in view.blocks.values():
-        for allocation in tracked.allocations.values():
+        for allocation in (*tracked.allocations.values(), *tracked.nameless.values()):
             if str(allocation.address) == text or any(
                 text in part.lower() for part in (allocation.handle, allocation.node, holder_of(allocation.attrs))
             ):

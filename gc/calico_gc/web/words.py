@@ -45,7 +45,7 @@ REMARKS = {
     "finished-without-address": "its pod ended without ever reporting an address; kept",
     "in-use-on-gone-node": "keeps a node that is gone from being cleaned up",
     "held": "looks leaked, but its handle has another address in use; kept",
-    "nameless": "nothing says whose they are; kept",
+    "nameless": "no handle or no node is noted for them; kept, unless --nameless-addresses proves them leaked",
     "machine-gone": "its virtual machine is gone; kept, and in the way of one of that name",
     "damaged": "cannot be read; all of it counts as in use",
     "failing": "tried again with growing pauses",
