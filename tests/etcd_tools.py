@@ -28,6 +28,7 @@ import pytest
 
 from calico_ipam.datastore.etcd.library import load
 from calico_ipam.datastore.settings import ETCD, Settings
+from tests.ports import free_ports
 
 READY = 30.0  # seconds a server may take to start
 MISSING = "etcd is not installed: apt-get install etcd-server (etcd-client for etcdctl)"
@@ -42,12 +43,6 @@ def wait_until(true: Callable[[], Any], seconds: float = 30.0, what: str = "the 
     return answer
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 class Etcd:
     """One etcd process, a cluster of its own. ``arguments`` go to it as they are."""
 
@@ -60,9 +55,9 @@ class Etcd:
         self.scheme = scheme
         self.certificates = certificates
         self.folder = Path(tempfile.mkdtemp(prefix="etcd-test-"))
-        self.port = free_port()
+        self.port, peer_port = free_ports(2)
         self.name = "test"
-        self.peer = f"http://127.0.0.1:{free_port()}"
+        self.peer = f"http://127.0.0.1:{peer_port}"
         self.members = [self]
         self._process: subprocess.Popen[bytes] | None = None
 

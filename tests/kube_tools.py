@@ -16,7 +16,6 @@ import contextlib
 import json
 import os
 import shutil
-import socket
 import subprocess
 import tempfile
 import time
@@ -32,6 +31,7 @@ import urllib3
 import yaml
 
 from calico_ipam.datastore.settings import KUBERNETES, Settings
+from tests.ports import free_ports
 from tests.shared import SHARED
 
 VERSION = "v1.34.4"
@@ -63,13 +63,6 @@ def wait_until(true: Callable[[], Any], seconds: float = 30.0, what: str = "the 
         assert time.monotonic() < until, f"waited {seconds} s in vain for {what}"
         time.sleep(0.01)
     return answer
-
-
-def free_ports(number: int) -> list[int]:
-    """Return ports that nobody listens on; kept apart by being open together."""
-    with contextlib.ExitStack() as stack:
-        probes = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(number)]
-        return [int(probe.getsockname()[1]) for probe in probes]
 
 
 @dataclass(frozen=True)

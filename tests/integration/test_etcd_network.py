@@ -33,12 +33,12 @@ from tests.etcd_tools import (
     Proxy,
     Weather,
     etcd_cluster,
-    free_port,
     make_certificates,
     proxied,
     tls_arguments,
     wait_until,
 )
+from tests.ports import free_port
 
 QUICK = Patience(request=3.0, connect=0.5, pulse=0.3)
 

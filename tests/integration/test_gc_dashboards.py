@@ -28,7 +28,8 @@ from calico_ipam.model.handle import Handle
 from calico_ipam.model.keys import HandleKey
 from tests.gc_things import NETWORK, add_block, pod_attrs, pool, put, reservation, running_pod, tunnel_attrs
 from tests.gc_world import World
-from tests.kube_tools import free_ports, wait_until
+from tests.kube_tools import wait_until
+from tests.ports import free_port
 from tests.shared import REPOSITORY
 
 FOLDER = REPOSITORY / "gc" / "dashboards"
@@ -108,7 +109,7 @@ class Prometheus:
     """A server that scrapes once a second and knows our alerts."""
 
     def __init__(self, folder: Path, targets: list[int]) -> None:
-        [port] = free_ports(1)
+        port = free_port()
         self._url = f"http://127.0.0.1:{port}"
         self._http = urllib3.PoolManager(retries=False, timeout=20.0)
         job = {"job_name": "calico", "static_configs": [{"targets": [f"127.0.0.1:{t}" for t in targets]}]}

@@ -20,7 +20,8 @@ import yaml
 
 from calico_ipam.datastore.kube.store import KubernetesStore
 from calico_ipam.engine.client import IPAM
-from tests.kube_tools import Audited, KubeServer, free_ports, wait_until
+from tests.kube_tools import Audited, KubeServer, wait_until
+from tests.ports import free_port
 from tests.shared import REPOSITORY
 
 DEPLOY = REPOSITORY / "gc" / "deploy"
@@ -141,7 +142,7 @@ def test_the_collectors_rights_suffice_and_are_needed(cluster: KubeServer) -> No
         tunnel = {"node": "node-gone", "type": "vxlanTunnelAddress"}
         gone.auto_assign(use="Tunnel", num4=1, handle="vxlan-tunnel-addr-node-gone", attrs=tunnel)
         cluster.delete("/api/v1/nodes/node-gone")
-        [port] = free_ports(1)
+        port = free_port()
         cluster.mark()
         flags = ("--leak-grace=2s", "--handle-grace=5m", f"--listen=127.0.0.1:{port}", "--lease-namespace=kube-system")
         with running(cluster, "calico-gc", *flags) as process:
