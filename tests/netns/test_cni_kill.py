@@ -154,10 +154,11 @@ def test_a_stopped_add_undoes_what_it_did(host: CaseHost, name: str) -> None:
     told = 0
     for cut in range(2, CUTS + 2):
         exit_code, stdout, stderr = stopped_after(host, number, took * cut / (CUTS + 1))
-        assert "Traceback" not in stderr, stderr
+        if exit_code != -number or ", in main\n" in stderr:
+            assert "Traceback" not in stderr, stderr
         if exit_code == 0:  # it was over already
             run(host, "DEL")
-        elif exit_code == -number:  # it had not begun yet
+        elif exit_code == -number:  # Python itself was still starting, and says so in its own way
             assert stdout == ""
         else:
             assert (exit_code, json.loads(stdout)["code"]) == (1, 11), stdout
