@@ -170,6 +170,7 @@ class World:
             notify=lambda *event: self.events.append(event),
         )
         self.controller.folded_names = kubernetes
+        self.controller.backoff.spread = lambda: 1.0
         self.worker = Worker(
             self.engine,
             self.live,

@@ -110,7 +110,7 @@ def relabelled(node: Resource, kube: Mapping[str, str]) -> Resource | None:
     annotations = mapping(node.metadata.get("annotations"))
     try:
         earlier = json.loads(annotations.get(KUBE_LABELS) or "{}")
-    except ValueError:
+    except (TypeError, ValueError, RecursionError):
         earlier = None
     if not isinstance(earlier, dict):
         log.warning("annotation %s of node %s cannot be read: its labels stay as they are", KUBE_LABELS, node.name)

@@ -68,13 +68,13 @@ def conclude(controller: Controller, action: Action, answer: Answer) -> None:
     error = answer.error
     if isinstance(error, NotAllowed):
         log.info("%s was not done: %s", action.key, error)
-    if error is None and getattr(answer, "note", "") != NOT_GONE:
+    if error is None and not _in_vain(answer):
         controller.backoff.succeeded(action.key)
-    else:  # what the caches say and a live look does not, or cannot, is asked again less and less often
-        controller.sleep_until(controller.backoff.failed(action.key, now.mono))
+    else:
+        controller.failed(action.key, now, error)
     match action, answer:
         case Release(), Released():
-            _concluded_release(controller, action, answer, now)
+            _concluded_release(controller, answer)
         case GiveBack(), Done():
             _concluded_give_back(controller, action, answer, now)
         case ReleaseNode(), Done():
@@ -86,6 +86,13 @@ def conclude(controller: Controller, action: Action, answer: Answer) -> None:
                 controller.thawed[action.cidr] = action.revision
         case DeleteNode(), Done():
             _concluded_deletion(controller, action, answer, now)
+
+
+def _in_vain(answer: Done | Released) -> bool:
+    """Tell whether the caches say what a live look does not, or cannot: that is asked again less and less often."""
+    if isinstance(answer, Released):
+        return bool(answer.alive or answer.stale) and not answer.freed
+    return answer.note == NOT_GONE
 
 
 def _concluded_handles(controller: Controller, answer: Looked | Repaired, now: Moment) -> None:
@@ -108,10 +115,7 @@ def _concluded_handles(controller: Controller, answer: Looked | Repaired, now: M
         controller.sleep_until(controller.handles.go_on_at)
 
 
-def _concluded_release(controller: Controller, action: Release, answer: Released, now: Moment) -> None:
-    if answer.alive and not answer.freed:
-        # The caches say dead, a live look says alive: they will agree soon, and until then asking is enough.
-        controller.sleep_until(controller.backoff.failed(action.key, now.mono))
+def _concluded_release(controller: Controller, answer: Released) -> None:
     if answer.stale:
         controller.record.release_errors["sequence"] += len(answer.stale)
     if answer.error is not None:

@@ -8,6 +8,7 @@ changes of other nodes are still taken in while thousands of addresses are being
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -16,6 +17,7 @@ from calico_gc.act import GiveBack, Live, Release, Released, ReleaseNode, Thaw
 from calico_gc.companions import Companions
 from calico_gc.decide import LiveNode, NodeDecision, NodeFacts, Standing
 from calico_gc.facts import Allocation, AllocationKey
+from calico_gc.gate import NotAllowed
 from calico_gc.handle_work import HandleKeeper, LookAtHandles, RepairHandles
 from calico_gc.handles import Rules as HandleRules
 from calico_gc.machines import machine_handles, orphaned_machine_handles
@@ -24,9 +26,9 @@ from calico_gc.options import Options
 from calico_gc.record import Record
 from calico_gc.state import State
 from calico_gc.suspicion import Moment, Suspicion
-from calico_gc.timing import Backoff, Clock, Jumps, moment
+from calico_gc.timing import MOST_FAILURES, Backoff, Clock, Jumps, moment
 from calico_gc.work import Action, ActionKey, Answer, same_work
-from calico_ipam.errors import IPAMError
+from calico_ipam.errors import IPAMError, OutcomeUnknown, TransientError
 from calico_ipam.model.config import IPAMConfig
 
 log = logging.getLogger(__name__)
@@ -126,12 +128,28 @@ class Controller:
         self.record.last_success = now.wall
         return True
 
+    def failed(self, key: ActionKey, now: Moment, error: IPAMError | None = None) -> None:
+        """Something failed, or led nowhere: it is tried again after a pause, in the end with the next full scan.
+
+        A server that is away is no fault of what was tried: once it is back, nothing has to wait for a scan.
+        """
+        away = isinstance(error, TransientError | OutcomeUnknown | NotAllowed)
+        due = self.backoff.failed(key, now.mono, math.inf if away else MOST_FAILURES)
+        if due is None:
+            self.record.parked[key[0]] += 1
+            log.warning(
+                "%s %s failed %d times in a row and waits for the next full scan", *key, self.backoff.count(key)
+            )
+        self.sleep_until(due)
+
     def sleep_until(self, due: float | None) -> None:
         if due is not None and (self.wake_at is None or due < self.wake_at):
             self.wake_at = due
 
     def _scan(self, now: Moment) -> None:
         full, self.state.full_scan = self.state.full_scan, False
+        if full:
+            self.backoff.unpark(now.mono)
         names = list(self.state.nodes_of_interest() if full else self.state.dirty)
         names = [name for name in names if self.backoff.ready(("look", name), now.mono)]
         for decision in self._decisions(names, now):
@@ -163,7 +181,7 @@ class Controller:
         node = decision.node
         if decision.look_again:
             self.state.mark_dirty(node)
-            self.backoff.failed(("look", node), now.mono)
+            self.failed(("look", node), now)
             return
         self.backoff.succeeded(("look", node))
         self._note(decision.suspicions)

@@ -180,7 +180,7 @@ def _secondary(annotations: Mapping[str, Any]) -> tuple[str, ...] | None:
     for text in texts:
         try:
             networks = json.loads(text)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, RecursionError):
             return None  # what cannot be read may name any address
         if not isinstance(networks, list):
             return None

@@ -210,5 +210,5 @@ class Intake:
         name = name_of(bad)
         if name not in self._state.damaged:
             log.warning("%s cannot be read and is left alone: %s", bad.path, bad.reason)
-            self._controller.record.parked[type(bad.key).__name__ if bad.key is not None else "unknown"] += 1
+            self._controller.record.unreadable[type(bad.key).__name__ if bad.key is not None else "unknown"] += 1
         self._state.damaged[name] = bad.reason

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from prometheus_client import Histogram
     from prometheus_client.core import Metric
 
+#: kinds of actions that may fail
+PARKABLE = ("look", "release", "thaw", "give-back", "node", "delete-node", "labels")
 PHASES = ("sync", "release", "handles")
 BUCKETS = (0.001, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 600.0)
 
@@ -121,7 +123,8 @@ def _counters(view: View) -> Iterator[Metric]:
             *(counts.release_errors, ("conflict", "sequence", "handle", "other")),
         ),
         ("ipam_gc_nodes_released", "Nodes whose blocks were released, by result.", "result", counts.nodes_released, ()),
-        ("ipam_gc_unreadable_objects", "Objects that could not be read, by kind.", "kind", counts.parked, ()),
+        ("ipam_gc_unreadable_objects", "Objects that could not be read, by kind.", "kind", counts.unreadable, ()),
+        ("ipam_gc_parked_items", "What failed ten times in a row, by kind.", "kind", counts.parked, PARKABLE),
     ):
         family = CounterMetricFamily(name, text, labels=[label])
         for value in dict.fromkeys((*always, *values)):

@@ -43,7 +43,8 @@ class Record:
     syncs: Counter[str] = field(default_factory=Counter)  #: ok, error, skipped
     blocks_released: int = 0
     nodes_released: Counter[str] = field(default_factory=Counter)
-    parked: Counter[str] = field(default_factory=Counter)  #: kind of object -> how many could not be read
+    unreadable: Counter[str] = field(default_factory=Counter)  #: kind of object -> how many could not be read
+    parked: Counter[str] = field(default_factory=Counter)  #: kind of action -> how often one failed too often
     last_success: int = 0  #: Unix nanoseconds; 0: none yet
     actions: deque[Happened] = field(default_factory=lambda: deque(maxlen=MOST_ACTIONS))
     findings: dict[tuple[str, str], Finding] = field(default_factory=dict)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import random
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -74,20 +77,43 @@ class Jumps:
         return float("-inf") if self._at is None else self._at + seconds
 
 
+#: what failed so often in a row is parked until everything is looked at again
+MOST_FAILURES = 10
+#: share by which a pause is longer or shorter, so that what failed together is not tried together
+JITTER = 0.1
+
+
+def jitter() -> float:
+    return random.uniform(1 - JITTER, 1 + JITTER)
+
+
 @dataclass(slots=True)
 class Backoff:
-    """When what failed may be tried again: ``first`` seconds, doubled with each failure up to ``longest``."""
+    """When what failed may be tried again (gc §18.6).
+
+    After ``first`` seconds, doubled with each failure up to ``longest``, times ``spread``. What failed too often in a
+    row is parked: it waits for :meth:`unpark`, and one more failure parks it again.
+    """
 
     first: float = 0.005
     longest: float = 30.0
+    spread: Callable[[], float] = jitter
     _failures: dict[Key, tuple[int, float]] = field(default_factory=dict)
 
-    def failed(self, key: Key, now: float) -> float:
-        """Note a failure; return when the next try is due."""
-        count = self._failures.get(key, (0, 0.0))[0]
-        due = now + min(self.longest, self.first * 2.0 ** min(count, 40))
-        self._failures[key] = (count + 1, due)
-        return due
+    def failed(self, key: Key, now: float, most: float = MOST_FAILURES) -> float | None:
+        """Note a failure; return when the next try is due, None when it is parked, as it is after ``most`` of them."""
+        count = self._failures.get(key, (0, 0.0))[0] + 1
+        parked = count >= most
+        due = math.inf if parked else now + min(self.longest, self.first * 2.0 ** min(count - 1, 40) * self.spread())
+        self._failures[key] = (count, due)
+        return None if parked else due
+
+    def unpark(self, now: float) -> None:
+        """Let what was parked be tried again."""
+        self._failures = {k: (n, now if due == math.inf else due) for k, (n, due) in self._failures.items()}
+
+    def parked(self) -> list[Key]:
+        return [key for key, (_, due) in self._failures.items() if due == math.inf]
 
     def succeeded(self, key: Key) -> None:
         self._failures.pop(key, None)
@@ -114,7 +140,7 @@ class Backoff:
         """
         for key in [k for k, (_, due) in self._failures.items() if now - due > FORGOTTEN]:
             del self._failures[key]
-        return min((due for _, due in self._failures.values() if due > now), default=None)
+        return min((due for _, due in self._failures.values() if now < due < math.inf), default=None)
 
 
 class Bucket:

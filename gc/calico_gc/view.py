@@ -37,7 +37,8 @@ class Counts:
     handle_actions: Mapping[tuple[str, str], int] = field(default_factory=dict)  #: (class, result)
     syncs: Mapping[str, int] = field(default_factory=dict)  #: ok, error, skipped
     nodes_released: Mapping[str, int] = field(default_factory=dict)  #: ok, error
-    parked: Mapping[str, int] = field(default_factory=dict)  #: kind of key
+    unreadable: Mapping[str, int] = field(default_factory=dict)  #: kind of key
+    parked: Mapping[str, int] = field(default_factory=dict)  #: kind of action
     blocks_released: int = 0
 
 
@@ -129,6 +130,7 @@ def view_of(controller: Controller, *, queue: int = 0) -> View:
             dict(record.handle_actions),
             dict(record.syncs),
             dict(record.nodes_released),
+            dict(record.unreadable),
             dict(record.parked),
             record.blocks_released,
         ),

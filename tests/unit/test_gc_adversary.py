@@ -19,6 +19,7 @@ from calico_gc.once import ShiftedClock
 from calico_gc.options import Options
 from calico_gc.settings import Settings
 from calico_gc.suspicion import Moment, leaked, proven
+from calico_gc.timing import MOST_FAILURES
 
 from calico_ipam.datastore.api import Create, Update
 from calico_ipam.errors import Unauthorized
@@ -225,7 +226,11 @@ def test_a_server_that_forbids_to_read_pods_keeps_their_addresses() -> None:
 
 @pytest.mark.parametrize(
     "status",
-    ["{}", "7", '"x"', "[7]", '[{"ips": "10.0.0.1"}]', '[{"ips": {"a": 1}}]', '[{"ips": ["no address"]}]', "[["],
+    [
+        *("{}", "7", '"x"', "[7]", '[{"ips": "10.0.0.1"}]', '[{"ips": {"a": 1}}]', '[{"ips": ["no address"]}]', "[["),
+        "[" * 100_000,  # one pod's annotation must not end the collector
+    ],
+    ids=str.__len__,
 )
 def test_what_a_further_network_says_and_nobody_understands(status: str) -> None:
     document = {
@@ -436,3 +441,40 @@ def test_a_node_that_is_gone_in_the_caches_only_is_asked_about_less_and_less_oft
     world.kube.failing.clear()
     world.run(60)
     assert stored_block(world, CIDR) is None
+
+
+@pytest.mark.parametrize("trouble", ["unreadable", "stale"])
+def test_what_the_caches_say_and_the_server_does_not_is_tried_less_and_less_often(trouble: str) -> None:
+    """A pod of a node that is gone cannot be read, or news of its block are late: no hot loop."""
+    world = World(options=Options(rules=Rules(leak_grace=900.0)))
+    leak(world, CIDR, 1, node="gone")
+    look = world.live.workloads
+
+    def given_anew_meanwhile(pods: Any) -> Any:
+        entry = world.store.get(BlockKey(parse_network(CIDR)))
+        world.store.commit(Update(entry, replace(entry.value, sequence_for={1: 5000})))
+        world.store.pending.clear()  # type: ignore[attr-defined]  # of this test's store
+        return look(pods)
+
+    if trouble == "unreadable":
+        world.kube.failing.add(("default", "p1"))
+    else:
+        world.live.workloads = given_anew_meanwhile  # type: ignore[method-assign]  # a fake in its place
+
+    def releases() -> int:
+        return sum(action.key == ("release", CIDR) for action in world.actions)
+
+    world.start()
+    world.run(60)
+    assert releases() == MOST_FAILURES
+    assert world.controller.record.parked == {"release": 1}
+    assert 1 in holders(world, CIDR)
+    reads = world.kube.reads
+    world.run(300)
+    assert world.kube.reads - reads < 5, "it waits for the next full scan"
+    world.kube.failing.clear()
+    world.live.workloads = look  # type: ignore[method-assign]  # as it was
+    world.state.full_scan = True
+    world.settle()
+    assert releases() > MOST_FAILURES
+    assert (stored_block(world, CIDR) is None) is (trouble == "unreadable")

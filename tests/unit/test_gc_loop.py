@@ -88,19 +88,35 @@ def test_taking_ends_when_something_is_due() -> None:
 
 
 def test_backoff_doubles_to_a_limit_and_forgets() -> None:
-    backoff, key = Backoff(), ("node", "n")
-    waits = [backoff.failed(key, 0.0) for _ in range(15)]
+    backoff, key = Backoff(longest=0.3, spread=lambda: 1.0), ("node", "n")
+    waits = [backoff.failed(key, 0.0) for _ in range(9)]
     assert waits[:4] == [0.005, 0.01, 0.02, 0.04]
-    assert waits[-1] == 30.0
-    assert not backoff.ready(key, 29.9)
-    assert backoff.ready(key, 30.0)
-    assert backoff.next_due(0.0) == 30.0
-    assert backoff.next_due(31.0) is None, "what is due already needs no timer"
+    assert waits[-1] == 0.3
+    assert not backoff.ready(key, 0.29)
+    assert backoff.ready(key, 0.3)
+    assert backoff.next_due(0.0) == 0.3
+    assert backoff.next_due(0.4) is None, "what is due already needs no timer"
     backoff.next_due(2000.0)
     assert backoff.count(key) == 0
     backoff.failed(key, 0.0)
     backoff.succeeded(key)
     assert backoff.ready(key, 0.0)
+
+
+def test_what_failed_ten_times_is_parked_until_everything_is_looked_at() -> None:
+    """gc §18.6."""
+    backoff, key = Backoff(), ("node", "n")
+    waits = [backoff.failed(key, 0.0) for _ in range(10)]
+    assert waits[-1] is None and backoff.parked() == [key]
+    for expected, wait in zip((0.005 * 2**n for n in range(9)), waits, strict=False):
+        assert wait == pytest.approx(expected, rel=0.1)
+    assert not backoff.ready(key, 1e9) and backoff.waiting(1e9) == [key]
+    assert backoff.next_due(0.0) is None
+    backoff.unpark(50.0)
+    assert backoff.ready(key, 50.0) and backoff.parked() == []
+    assert backoff.failed(key, 50.0) is None, "one more failure parks it again"
+    backoff.succeeded(key)
+    assert backoff.ready(key, 50.0) and backoff.count(key) == 0
 
 
 def test_five_wishes_to_look_again_are_one_look() -> None:

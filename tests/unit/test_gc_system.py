@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 from calico_gc.decide import FINISHED_WITHOUT_ADDRESS, NODE_MISMATCH, Rules
+from calico_gc.metrics import own
 from calico_gc.options import Options
 from calico_gc.upstream_metrics import lines, number
 from calico_gc.view import view_of
 
+from calico_ipam.errors import StoreUnavailable, Unauthorized
 from calico_ipam.model.keys import BlockKey, Handles, ResourceKey
 from calico_ipam.model.resource import IP_POOL, IP_RESERVATION
 from tests.gc_things import (
@@ -279,6 +281,17 @@ def test_labels_are_copied() -> None:
     assert len(world.store.writes) == writes, "nothing differs, nothing is written"  # type: ignore[attr-defined]  # of this test's store
 
 
+@pytest.mark.parametrize("note", ["{", "7", "[" * 100_000, 7, None, ["x"]], ids=lambda note: str(note)[:9])
+def test_a_record_of_labels_that_cannot_be_read_leaves_the_node_as_it_is(note: Any) -> None:
+    from calico_gc.companions import KUBE_LABELS, relabelled
+
+    from calico_ipam.model.resource import NODE, Resource
+
+    document = {"metadata": {"name": "n", "annotations": {KUBE_LABELS: note}}}
+    changed = relabelled(Resource(NODE, "n", document), {"label1": "new"})
+    assert (changed is not None) is (note is None)
+
+
 # --- the special cases of §12 -----------------------------------------------------------------------------------------
 
 
@@ -349,12 +362,48 @@ def test_a_node_that_cannot_be_read_is_looked_at_again() -> None:
     add_block(world, CIDR, "maybe", {1: (H1, pod_attrs("maybe", "p"))})
     world.kube.failing.add("maybe")
     world.start()
-    world.run(5)
+    world.run(2)
     assert holders(world, CIDR) == {1: H1}
     assert "maybe" in world.state.dirty
     world.kube.failing.clear()
-    world.run(5)
+    world.run(3)
     assert stored_block(world, CIDR) is None
+
+
+def test_a_node_that_cannot_be_read_for_long_waits_for_the_next_full_scan() -> None:
+    """gc §18.6: after ten failures it is parked and counted."""
+    world = World(options=Options(rules=Rules(leak_grace=600.0)))
+    add_block(world, CIDR, "maybe", {1: (H1, pod_attrs("maybe", "p"))})
+    world.kube.failing.add("maybe")
+    world.start()
+    world.run(200)
+    reads = world.kube.reads
+    assert reads <= 12
+    assert world.controller.record.parked == {"look": 1}
+    [family] = [m for m in own(view_of(world.controller)) if m.name == "ipam_gc_parked_items"]
+    assert {s.labels["kind"]: s.value for s in family.samples if s.name.endswith("_total")}["look"] == 1
+    world.kube.failing.clear()
+    world.run(90)
+    assert world.kube.reads == reads
+    world.run(20)
+    assert stored_block(world, CIDR) is None
+
+
+def test_a_refusal_is_parked_and_a_server_that_is_away_is_not() -> None:
+    for error, parked in ((Unauthorized("no right"), True), (StoreUnavailable("away"), False)):
+        world = alone(pod_attrs("gone", "p"))
+        world.controller.options = Options(rules=Rules(leak_grace=7200.0))
+
+        def refuse(*writes: Any, error: Exception = error) -> Any:
+            raise error
+
+        commit, world.store.commit = world.store.commit, refuse  # type: ignore[method-assign]  # a fake in its place
+        world.start()
+        world.run(300)
+        world.store.commit = commit  # type: ignore[method-assign]  # as it was
+        world.run(60)
+        assert (1 in holders(world, CIDR)) is parked
+        assert world.controller.record.parked == ({"release": 1} if parked else {})
 
 
 def test_a_pod_that_cannot_be_read_keeps_its_address() -> None:

@@ -48,7 +48,7 @@ REMARKS = {
     "nameless": "no handle or no node is noted for them; kept, unless --nameless-addresses proves them leaked",
     "machine-gone": "its virtual machine is gone; kept, and in the way of one of that name",
     "damaged": "cannot be read; all of it counts as in use",
-    "failing": "tried again with growing pauses",
+    "failing": "tried again with growing pauses, after ten failures with the next full scan",
     "no-affinity-row": "block and affinity disagree; kept",
     "node-not-released": "a node that is gone could not be cleaned up yet",
 }
