@@ -69,6 +69,7 @@ class Told:
     metrics_port: int = 0
     sync_labels: bool = True
     log_level: str = "Info"
+    health_checks: bool = True
     complaints: tuple[str, ...] = ()
 
 
@@ -98,6 +99,7 @@ def read(resource: Resource | None, environ: Mapping[str, str] = NO_ENVIRONMENT)
         metrics_port=port if isinstance(port, int) and 0 < port < 65536 else 0,
         sync_labels=(_switched(environ, "SYNC_NODE_LABELS") or node.get("syncLabels")) != "Disabled",
         log_level=environ.get("LOG_LEVEL") or str(spec.get("logSeverityScreen") or "Info"),
+        health_checks=(_switched(environ, "HEALTH_ENABLED") or spec.get("healthChecks")) != "Disabled",
         complaints=tuple(complaints),
     )
 

@@ -25,13 +25,13 @@ from calico_ipam.errors import InvalidInput, IPAMError, NotConfigured
 if TYPE_CHECKING:
     from calico_gc.assembly import Collector, Place
     from calico_gc.once import ShiftedClock
+    from calico_gc.probes import Probes
     from calico_gc.view import View
-    from calico_gc.web.server import Health, Server
+    from calico_gc.web.server import Server
 
 log = logging.getLogger("calico_gc")
 
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-STATUS_SECONDS = 10.0
 #: where upstream's probes look
 STATUS_FILE = "/status/status.json"
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "warn": logging.WARNING}
@@ -39,7 +39,8 @@ LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNI
 
 def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> int:
     """Run the collector; returns the exit code: 0 clean, 1 error, 3 problems found (--once)."""
-    argv = sys.argv[1:] if argv is None else argv
+    if argv is None:  # under the name of upstream's probe it is that probe
+        argv = ["check-status"] * (Path(sys.argv[0]).name == "check-status") + sys.argv[1:]
     environ = dict(os.environ) if environ is None else environ
     if argv[:1] == ["node-sweep"]:
         from calico_gc.sweep.main import main as node_sweep
@@ -66,13 +67,14 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
 def check_status(argv: Sequence[str]) -> int:
     """Upstream's probe: say whether the status file is good; ``-l`` and ``-r`` ask the same (gc §15)."""
     parser = argparse.ArgumentParser(prog="calico-gc check-status", description="Reads the status file, as a probe.")
-    parser.add_argument("-l", "--liveness", action="store_true", help="as -r")
-    parser.add_argument("-r", "--readiness", action="store_true", help="whether everything is ready (default)")
+    parser.add_argument("-l", "--live", action="store_true", help="as -r")
+    parser.add_argument("-r", "--ready", action="store_true", help="whether everything is ready (default)")
     parser.add_argument("-f", "--file", default=STATUS_FILE, metavar="FILE", help="default: %(default)s")
     path = parser.parse_args(list(argv)).file
     try:
         parts = json.loads(Path(path).read_text(encoding="utf-8"))["Readiness"]
         wrong = [str(part["Reason"] or name) for name, part in parts.items() if not part["Ready"]]
+        wrong += [] if parts else ["nothing is known yet"]
     except OSError as error:
         wrong = [f"{path}: {error.strerror}"]
     except (ValueError, KeyError, TypeError, AttributeError):
@@ -234,27 +236,30 @@ class Service:
         self._settings = settings
         self._place = place
         self._collector: Collector | None = None
+        self._probes: Probes | None = None
         self._servers: dict[str, Server] = {}
         self._lock = threading.Lock()
-        self._ended = threading.Event()
 
     def run(self, collector: Collector) -> int:
         """Run until a signal or an error ends it; returns the exit code."""
+        from calico_gc.probes import Probes
+
         self._collector = collector
+        file = self._settings.status_file or (STATUS_FILE if self._place.drop_in else "")
+        self._probes = Probes(self._place.store, self._place.api, collector.loop, Path(file) if file else None)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._signalled)
         if not self._place.drop_in and self._settings.listen:
             self._serve("page", *_address(self._settings.listen))
         if self._settings.health_port:
             self._serve("health", "127.0.0.1" if not self._place.drop_in else "", self._settings.health_port)
-        status = threading.Thread(target=self._keep_status, name="status", daemon=True)
-        status.start()
+        self._probes.start()
         log.info("collecting on %s as %s", self._place.store.name, self._place.instance)
         try:
             collector.run()
             return report.CLEAN
         finally:
-            self._ended.set()
+            self._probes.stop()
             with self._lock:
                 for server in self._servers.values():
                     server.close()
@@ -264,6 +269,8 @@ class Service:
         if not self._place.drop_in:
             return
         logging.getLogger().setLevel(LEVELS.get(told.log_level.lower(), logging.ERROR))
+        if self._probes is not None:
+            self._probes.checks = told.health_checks
         with self._lock:
             known = self._servers.pop("page", None)
         if known is not None:
@@ -276,11 +283,14 @@ class Service:
             self._serve("page", "", told.metrics_port)
 
     def _serve(self, name: str, host: str, port: int) -> None:
+        from calico_gc.probes import table
         from calico_gc.web.server import Server, Sources
 
-        assert self._collector is not None  # noqa: S101  # run() sets it before anything is served
-        collector = self._collector
-        sources = Sources(collector.loop.view, collector.metrics.page, self._live, self._ready)
+        assert self._collector is not None and self._probes is not None  # noqa: S101  # run() sets both before
+        loop, probes, metrics = self._collector.loop, self._probes, self._collector.metrics
+        sources = Sources(probes.not_live, probes.not_ready, lambda: table(probes.said()))
+        if name != "health":
+            sources = replace(sources, view=loop.view, metrics=metrics.page)
         server = Server(host, port, sources, origin=self._place.store.name)
         server.start()
         log.info("%s: http://%s:%d", name, host or "0.0.0.0", server.port)  # noqa: S104  # said, not bound
@@ -292,44 +302,6 @@ class Service:
         assert self._collector is not None  # noqa: S101  # handlers are set after it
         # A handler runs between two instructions of the main thread, which may hold the lock of the inbox.
         threading.Thread(target=self._collector.stop, name=f"signal-{number}").start()
-
-    def _live(self) -> Health:
-        from calico_gc.web.server import Health
-
-        why = self._collector.loop.alive() if self._collector is not None else "not started"
-        return Health(not why, why)
-
-    def _ready(self) -> Health:
-        """Ready once everything has been listed; a standby is ready too."""
-        from calico_gc.web.server import Health
-
-        why = "; ".join(f"{name}: {reason}" for name, reason in self._reasons().items() if reason)
-        return Health(not why, why)
-
-    def _reasons(self) -> dict[str, str]:
-        assert self._collector is not None  # noqa: S101  # asked only while it runs
-        waiting = self._collector.loop.waiting_for()
-        return {
-            "Startup": "",
-            "CalicoDatastore": f"waiting for lists of {', '.join(waiting)}" if waiting else "",
-            "KubeAPIServer": "",
-        }
-
-    # --- upstream's status file ------------------------------------------------------------------------------
-
-    def _keep_status(self) -> None:
-        told = ""
-        path = Path(self._settings.status_file or (STATUS_FILE if self._place.drop_in else ""))
-        if not path.name:
-            return
-        while not self._ended.is_set():
-            document = {"Readiness": {n: {"Ready": not why, "Reason": why} for n, why in self._reasons().items()}}
-            try:
-                report.write(path, document)
-            except OSError as error:
-                if told != (told := str(error.strerror)):
-                    log.warning("the status file %s cannot be written: %s", path, told)
-            self._ended.wait(STATUS_SECONDS)
 
 
 def _address(text: str) -> tuple[str, int]:

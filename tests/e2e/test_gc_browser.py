@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from calico_gc.view import View
 from calico_gc.web.onefile import one_file
-from calico_gc.web.server import Health, Server, Sources
+from calico_gc.web.server import Server, Sources
 from calico_gc.web.site import templates
 
 from tests.browser import Browser, chromium
@@ -46,7 +46,7 @@ def large() -> Iterator[str]:
 
 
 def served(view: View) -> Iterator[str]:
-    server = Server("127.0.0.1", 0, Sources(lambda: view, str, lambda: Health(True), lambda: Health(True)))
+    server = Server("127.0.0.1", 0, Sources(str, str, view=lambda: view, metrics=str))
     server.start()
     yield f"http://127.0.0.1:{server.port}"
     server.close()

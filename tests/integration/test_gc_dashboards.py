@@ -21,7 +21,7 @@ from calico_gc.metrics import Metrics
 from calico_gc.node_sweep import Swept
 from calico_gc.options import HandleOptions, Options
 from calico_gc.view import view_of
-from calico_gc.web.server import Health, Server, Sources
+from calico_gc.web.server import Server, Sources
 
 from calico_ipam.datastore.api import Damaged
 from calico_ipam.model.handle import Handle
@@ -91,18 +91,14 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
     for phase in ("sync", "release", "handles"):
         metrics.timed(phase, 0.2)
     swept = Swept("n1", world.clock.now(), 1000.0)
-    page = Server("127.0.0.1", 0, Sources(lambda: None, metrics.page, _good, _good))
-    node = Server("127.0.0.1", 0, Sources(lambda: None, swept.metrics, _good, _good))
+    page = Server("127.0.0.1", 0, Sources(str, str, metrics=metrics.page))
+    node = Server("127.0.0.1", 0, Sources(str, str, metrics=swept.metrics))
     page.start()
     node.start()
     with Prometheus(tmp_path_factory.mktemp("prometheus"), [page.port, node.port]) as server:
         yield server
     page.close()
     node.close()
-
-
-def _good() -> Health:
-    return Health(True)
 
 
 class Prometheus:

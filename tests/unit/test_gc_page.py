@@ -24,7 +24,7 @@ from calico_gc.web import rows, words
 from calico_gc.web.cells import PAGE_CELLS, Charts
 from calico_gc.web.links import section
 from calico_gc.web.onefile import one_file
-from calico_gc.web.server import Health, Router, Server, Sources
+from calico_gc.web.server import Router, Server, Sources
 from calico_gc.web.site import NoSuchPage, Site, templates
 from calico_gc.web.stored import PAGES, view_of_store
 
@@ -335,16 +335,13 @@ def test_one_file_of_a_large_cluster_opens_what_is_of_interest_and_says_so() -> 
 # --- served ---------------------------------------------------------------------------------------------------------
 
 
-def good() -> Health:
-    return Health(True, "loop: ok")
-
-
 def sources(known: View | None = None, **more: Any) -> Sources:
     given = {
         "view": lambda: known,
         "metrics": lambda: "m 1\n",
-        "live": good,
-        "ready": lambda: Health(False, "waits"),
+        "live": str,
+        "ready": lambda: "waits",
+        "table": lambda: "| table |",
         **more,
     }
     return Sources(**given)
@@ -369,9 +366,10 @@ def served(found: Sources) -> Iterator[HTTPConnection]:
         ("GET", "/block/10.244.0.0/26", 200, "text/html; charset=utf-8", "Block 10.244.0.0/26"),
         ("GET", "/nodes?page=77", 404, "text/html; charset=utf-8", "Not here"),
         ("GET", "/metrics", 200, "text/plain; version=0.0.4; charset=utf-8", "m 1\n"),
-        ("GET", "/healthz", 200, "text/plain; charset=utf-8", "loop: ok\n"),
+        ("GET", "/healthz", 200, "text/plain; charset=utf-8", "ok\n"),
         ("GET", "/readyz", 503, "text/plain; charset=utf-8", "waits\n"),
-        ("GET", "/readiness", 503, "text/plain; charset=utf-8", "waits\n"),
+        ("GET", "/liveness", 200, "text/plain; charset=utf-8", "| table |"),
+        ("GET", "/readiness", 503, "text/plain; charset=utf-8", "| table |"),
         ("HEAD", "/", 200, "text/html; charset=utf-8", ""),
         ("POST", "/", 501, "text/html;charset=utf-8", ""),
         ("DELETE", "/block/10.244.0.0/26", 501, "text/html;charset=utf-8", ""),

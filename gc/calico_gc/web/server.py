@@ -20,6 +20,7 @@ from calico_gc.web.site import NoSuchPage, Page, Site, templates
 log = logging.getLogger(__name__)
 
 #: the text format of Prometheus
+TEXT_TYPE = "text/plain; charset=utf-8"
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 #: seconds for which pages are made of the same view: somebody who follows links does not have everything counted again
 FRESH = 2.0
@@ -28,24 +29,19 @@ PATIENCE = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Health:
-    """``text``: one line for each thing that was looked at."""
-
-    good: bool
-    text: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class Sources:
     """Where the answers come from; all of them are called from the server's threads.
 
-    ``view``: the newest view, or None while there is none. ``live`` is about the process, ``ready`` about its data.
+    ``live`` is about the process, ``ready`` about its data: why not, empty when all is well. ``table``: what upstream's
+    probes show beside. ``view``: the newest view, or None while there is none; without ``view`` and ``metrics`` only
+    probes are answered.
     """
 
-    view: Callable[[], View | None]
-    metrics: Callable[[], str]
-    live: Callable[[], Health]
-    ready: Callable[[], Health]
+    live: Callable[[], str]
+    ready: Callable[[], str]
+    table: Callable[[], str] = str
+    view: Callable[[], View | None] | None = None
+    metrics: Callable[[], str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,22 +67,28 @@ class Router:
 
     def answer(self, target: str) -> Answer:
         """Return the answer to a request for ``target``, the query included."""
-        parts = urlsplit(target)
+        parts, sources = urlsplit(target), self._sources
         match parts.path:
-            case "/metrics":
-                return Answer(HTTPStatus.OK, self._sources.metrics(), METRICS_TYPE)
-            case "/healthz" | "/liveness":
-                return _health(self._sources.live())
-            case "/readyz" | "/readiness":
-                return _health(self._sources.ready())
+            case "/metrics" if sources.metrics is not None:
+                return Answer(HTTPStatus.OK, sources.metrics(), METRICS_TYPE)
+            case "/healthz":
+                return _health(sources.live())
+            case "/readyz":
+                return _health(sources.ready())
+            case "/liveness":
+                return _upstreams_health(sources.live(), sources.table())
+            case "/readiness":
+                return _upstreams_health(sources.ready(), sources.table())
+            case _ if sources.view is not None:
+                return self._page(parts.path, dict(parse_qsl(parts.query)), sources.view)
             case _:
-                return self._page(parts.path, dict(parse_qsl(parts.query)))
+                return Answer(HTTPStatus.NOT_FOUND, "404 page not found\n", TEXT_TYPE)
 
-    def _page(self, path: str, query: dict[str, str]) -> Answer:
-        site = self._site()
+    def _page(self, path: str, query: dict[str, str], newest: Callable[[], View | None]) -> Answer:
+        site = self._site(newest)
         if site is None:
             text = "Nothing has been looked at yet; try again in a moment.\n"
-            return Answer(HTTPStatus.SERVICE_UNAVAILABLE, text, "text/plain; charset=utf-8")
+            return Answer(HTTPStatus.SERVICE_UNAVAILABLE, text, TEXT_TYPE)
         try:
             page, status = site.page(path, query), HTTPStatus.OK
         except NoSuchPage as missing:
@@ -94,12 +96,12 @@ class Router:
             page, status = Page(path, "Not here", body), HTTPStatus.NOT_FOUND
         return Answer(status, site.document(page), policy=site.policy())
 
-    def _site(self) -> Site | None:
+    def _site(self, view_of: Callable[[], View | None]) -> Site | None:
         """Return the pages of a view that is not old; two requests at once may make it twice, which does no harm."""
         newest = self._newest
         if newest is not None and time.monotonic() - newest[0] < self._fresh:
             return newest[1]
-        view = self._sources.view()
+        view = view_of()
         if view is None:
             return None
         site = Site(view, self._templates, origin=self._origin)
@@ -107,9 +109,14 @@ class Router:
         return site
 
 
-def _health(health: Health) -> Answer:
-    status = HTTPStatus.OK if health.good else HTTPStatus.SERVICE_UNAVAILABLE
-    return Answer(status, f"{health.text or ('ok' if health.good else 'not ok')}\n", "text/plain; charset=utf-8")
+def _health(wrong: str) -> Answer:
+    return Answer(HTTPStatus.SERVICE_UNAVAILABLE if wrong else HTTPStatus.OK, f"{wrong or 'ok'}\n", TEXT_TYPE)
+
+
+def _upstreams_health(wrong: str, table: str) -> Answer:
+    """As upstream answers its probes: all components in a table, and no content where there is nothing to show."""
+    good = HTTPStatus.OK if table else HTTPStatus.NO_CONTENT
+    return Answer(HTTPStatus.SERVICE_UNAVAILABLE if wrong else good, table, TEXT_TYPE)
 
 
 class _Handler(BaseHTTPRequestHandler):
