@@ -293,7 +293,7 @@ class Service:
             sources = replace(sources, view=loop.view, metrics=metrics.page)
         server = Server(host, port, sources, origin=self._place.store.name)
         server.start()
-        log.info("%s: http://%s:%d", name, host or "0.0.0.0", server.port)  # noqa: S104  # said, not bound
+        log.info("%s: http://%s:%d", name, host or "*", server.port)
         with self._lock:
             self._servers[name] = server
 

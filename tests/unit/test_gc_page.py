@@ -417,14 +417,19 @@ def test_pages_show_a_new_view_once_the_old_one_is_old() -> None:
     assert "second" in always.answer("/").body and "third" in always.answer("/").body
 
 
-def test_a_server_listens_on_ipv6_too() -> None:
-    server = Server("::1", 0, sources(small_view()))
+@pytest.mark.parametrize(
+    ("bound", "asked"), [("::1", ["::1"]), ("127.0.0.1", ["127.0.0.1"]), ("", ["::1", "127.0.0.1"])]
+)
+def test_a_server_listens_on_both_families(bound: str, asked: list[str]) -> None:
+    """All addresses are those of both, as upstream's ports are: the kubelet of an IPv6 cluster probes them by IPv6."""
+    server = Server(bound, 0, sources(small_view()))
     server.start()
     try:
-        connection = HTTPConnection("::1", server.port, timeout=20)
-        connection.request("GET", "/healthz")
-        assert connection.getresponse().status == 200
-        connection.close()
+        for host in asked:
+            connection = HTTPConnection(host, server.port, timeout=20)
+            connection.request("GET", "/healthz")
+            assert connection.getresponse().status == 200
+            connection.close()
     finally:
         server.close()
 

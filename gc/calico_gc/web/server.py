@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socketserver import TCPServer
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
@@ -166,11 +167,16 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 class Server:
-    """The HTTP server, in threads of its own. ``host`` may be an IPv6 address; port 0 takes any free one."""
+    """The HTTP server, in threads of its own.
+
+    ``host`` may be an IPv6 address; empty: all addresses of both families. Port 0 takes any free one.
+    """
 
     def __init__(self, host: str, port: int, sources: Sources, *, origin: str = "calico-gc") -> None:
         """Bind. Raises OSError when the address cannot be had."""
-        kind = _SixServer if ":" in host else ThreadingHTTPServer
+        kind: type[_FourServer] = _SixServer if ":" in host else _FourServer
+        if not host and socket.has_dualstack_ipv6():
+            kind, host = _DualServer, "::"
         self._http = kind((host, port), partial(_Handler, Router(sources, origin)))
         self._http.daemon_threads = True
         self._thread = threading.Thread(target=self._http.serve_forever, name="page", daemon=True)
@@ -190,5 +196,20 @@ class Server:
         self._http.server_close()
 
 
-class _SixServer(ThreadingHTTPServer):
+class _FourServer(ThreadingHTTPServer):
+    def server_bind(self) -> None:
+        """Bind without a look for this machine's own name: a name server that is away would hold everything up."""
+        TCPServer.server_bind(self)
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+
+
+class _SixServer(_FourServer):
     address_family = socket.AF_INET6
+
+
+class _DualServer(_SixServer):
+    """Listens to both families, as a Go program that binds to a port does."""
+
+    def server_bind(self) -> None:
+        self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        super().server_bind()
