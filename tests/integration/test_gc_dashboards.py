@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import urlencode
 
@@ -160,8 +161,8 @@ class Prometheus:
         return json.loads(self._http.request("GET", f"{self._url}{path}").data)["data"]
 
 
-def filled_in(expression: str) -> str:
-    for name, value in VARIABLES.items():
+def filled_in(expression: str, chosen: Mapping[str, str] = MappingProxyType({})) -> str:
+    for name, value in {**VARIABLES, **chosen}.items():
         expression = expression.replace(name, value)
     assert "$" not in expression
     return expression
@@ -177,6 +178,22 @@ def test_every_panel_shows_something(prometheus: Prometheus, title: str, express
     found = prometheus.query(filled_in(expression))
     assert found, f"{title}: {expression}"
     assert not [sample for sample in found if sample["value"][1] == "NaN" and title != "Duration"]
+
+
+def test_every_variable_offers_something_to_choose(prometheus: Prometheus) -> None:
+    offered = {}
+    for variable in DASHBOARD["templating"]["list"]:
+        if variable["type"] == "query":
+            [(metric, label)] = re.findall(r"^label_values\((\w+), (\w+)\)$", variable["definition"])
+            offered[variable["name"]] = {sample["metric"][label] for sample in prometheus.query(metric)}
+    assert offered == {"ippool": {"pool-1", "pool-2"}, "node": {"n1", "n2"}}
+
+
+@pytest.mark.parametrize("chosen", [("pool-1", "n1"), ("(pool-1|pool-2)", "(n1|n2)")], ids=["one", "several"])
+def test_every_expression_takes_what_is_chosen(prometheus: Prometheus, chosen: tuple[str, str]) -> None:
+    """As Grafana fills in one value, or several of a variable that may be many."""
+    for _, expression in EXPRESSIONS:
+        prometheus.query(filled_in(expression, dict(zip(("$ippool", "$node"), chosen, strict=True))))
 
 
 @pytest.mark.parametrize("rule", RULES, ids=[rule["alert"] for rule in RULES])
@@ -310,6 +327,9 @@ def test_the_dashboard_is_what_grafana_imports() -> None:
     """As its model of a dashboard of this schema asks for: what is missing or unknown is dropped without a word."""
     needed = {"uid", "title", "schemaVersion", "version", "time", "templating", "annotations", "panels", "timezone"}
     assert needed <= set(DASHBOARD)
+    assert 36 <= DASHBOARD["schemaVersion"] <= 39, "from Grafana 9 on; a newer one is not migrated by older servers"
+    assert re.fullmatch(r"[a-zA-Z0-9_-]{1,40}", DASHBOARD["uid"]) and isinstance(DASHBOARD["version"], int)
+    assert "id" not in DASHBOARD and "__inputs" not in DASHBOARD, "both would tie it to one server"
     assert set(DASHBOARD["time"]) == {"from", "to"}
     for panel in DASHBOARD["panels"]:
         assert {"id", "type", "title", "gridPos"} <= set(panel), panel
@@ -325,12 +345,19 @@ def test_the_dashboard_is_what_grafana_imports() -> None:
             assert target["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
             variables = set(re.findall(r"\$\{?(\w+)", target["expr"] + target["legendFormat"]))
             assert variables <= {"ippool", "node", "__rate_interval", "__range", "__interval"}, target
-        for step in panel["fieldConfig"]["defaults"].get("thresholds", {}).get("steps", [])[1:]:
-            assert isinstance(step["value"], int | float)
+        assert panel["fieldConfig"]["defaults"]["unit"] in ("short", "percentunit", "s")
+        first, *steps = panel["fieldConfig"]["defaults"].get("thresholds", {}).get("steps", [{"value": None}])
+        levels = [step["value"] for step in steps]
+        assert first["value"] is None and levels == sorted(levels), panel["title"]
+        assert all(isinstance(level, int | float) for level in levels)
     for variable in DASHBOARD["templating"]["list"]:
         assert variable["type"] in ("datasource", "query") and variable["query"]
         if variable["type"] == "query":
             assert variable["definition"] == variable["query"]["query"] and variable["includeAll"]
+            assert variable["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+            assert variable["current"]["value"] == "$__all" and variable["refresh"] in (1, 2)
+        else:
+            assert variable["query"] == "prometheus"
 
 
 @pytest.mark.parametrize("rule", RULES, ids=[rule["alert"] for rule in RULES])
