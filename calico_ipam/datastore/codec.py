@@ -6,7 +6,7 @@ read-modify-write loses nothing. What cannot be understood becomes a :class:`Dam
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -51,10 +51,25 @@ def decode(key: Key, path: str, text: str, revision: str) -> Entry | Damaged:
     return Entry(key, value, revision, uid, origin)
 
 
-def _resource(key: ResourceKey, text: str, revision: str) -> Resource:
+def decode_only(key: ResourceKey, path: str, text: str, revision: str, only: Sequence[str]) -> Entry | Damaged:
+    """Return a resource with no more than some fields of its spec, as of :class:`Resources`."""
+    try:
+        spec = mapping(_object(key, text).get("spec"))
+    except BadDocument as error:
+        return Damaged(key, path, str(error), text, revision)
+    kept = {name: spec[name] for name in only if name in spec}
+    return Entry(key, Resource(key.kind, key.name, {"spec": kept}, key.namespace), revision)
+
+
+def _object(key: ResourceKey, text: str) -> dict[str, Any]:
     document = parse(text)
     if not isinstance(document, dict):
         raise BadDocument(f"a {key.kind} must be a JSON object")
+    return document
+
+
+def _resource(key: ResourceKey, text: str, revision: str) -> Resource:
+    document = _object(key, text)
     metadata = {**mapping(document.get("metadata")), "resourceVersion": revision}
     return Resource(key.kind, key.name, {**document, "metadata": metadata}, key.namespace)
 

@@ -34,15 +34,24 @@ from calico_ipam.datastore.api import (
     losing,
     refusal,
 )
-from calico_ipam.datastore.lazy import LazyBlock, slim
+from calico_ipam.datastore.lazy import LazyBlock
 from calico_ipam.datastore.paths import PathRange, key_of, path_of, ranges_of, within_scope
 from calico_ipam.errors import InvalidInput, NotFound
-from calico_ipam.model.keys import Affinities, BlockKey, Blocks, HandleKey, Handles, Key, ResourceKey, Resources, Scope
+from calico_ipam.model.keys import (
+    Affinities,
+    AffinityKey,
+    BlockKey,
+    Blocks,
+    HandleKey,
+    Handles,
+    Key,
+    ResourceKey,
+    Resources,
+    Scope,
+)
 from calico_ipam.model.resource import Resource
 
 ATOMIC = Capabilities(atomic=True)
-
-NO_HANDLE = HandleKey("")
 
 #: how a block's document begins, as upstream and this library write it
 AFFINITY = re.compile(r'\{"cidr":"[^"\\]*","affinity":"([^"\\]*)"')
@@ -209,17 +218,21 @@ class DocumentStore(Datastore):
         """Return what a row is in a scope; None for one that is not of it."""
         seen = self._decoded.get(row.path)
         key = seen[1].key if seen is not None else key_of(row.path)
-        if key is None or key == NO_HANDLE:
+        if key is None or (isinstance(key, HandleKey) and not key.id):
             return _stranger(scope, row)
         if not within_scope(scope, key):
             return None
-        if seen is None and (path := path_of(key)) != row.path:
+        # A CIDR can be written in several ways; the paths of other objects are what their keys say.
+        if seen is None and isinstance(key, (BlockKey, AffinityKey)) and (path := path_of(key)) != row.path:
             reason = f"the path is not the one of {key}, which is {path}"
             return Damaged(key, row.path, reason, row.text, row.revision)
         if isinstance(scope, Blocks) and scope.recent and isinstance(key, BlockKey):
             return self._lazy(key, row)
-        found = self._decode_as(key, row, listed=True)
-        return slim(found, scope.only) if isinstance(scope, Resources) and scope.only else found
+        if isinstance(scope, Resources) and scope.only and isinstance(key, ResourceKey):
+            return codec.decode_only(key, row.path, row.text, row.revision, scope.only)
+        if isinstance(scope, Handles):  # of which there are too many to remember
+            return codec.decode(key, row.path, row.text, row.revision)
+        return self._decode_as(key, row, listed=True)
 
     def _lazy(self, key: BlockKey, row: Row) -> Entry:
         """Return a block of a list in which somebody looks for what is not there: most are never decoded."""

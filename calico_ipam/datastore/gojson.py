@@ -59,18 +59,27 @@ _SYNTAX = {
 def parse(text: str) -> Any:
     """Return the value that ``text`` holds. Raises BadDocument."""
     try:
-        value = _DECODER.decode(text)
+        value, end = _DECODER.raw_decode(text)
+    except (ValueError, RecursionError):
+        end = -1
+    if end != len(text):  # there is space around the value, which programs do not write, or no value
+        value = _decoded(text)
+    if text.count("[") + text.count("{") > MAX_DEPTH:
+        _check_depth(value)
+    if "\\u" in text and ("\\ud" in text or "\\uD" in text):
+        value = without_surrogates(value)
+    return value
+
+
+def _decoded(text: str) -> Any:
+    try:
+        return _DECODER.decode(text)
     except JSONDecodeError as error:
         raise BadDocument(_syntax_text(text, error)) from None
     except RecursionError:
         raise BadDocument("exceeded max depth") from None
     except ValueError as error:  # a number of more digits than the interpreter converts
         raise BadDocument(str(error)) from None
-    if text.count("[") + text.count("{") > MAX_DEPTH:
-        _check_depth(value)
-    if "\\ud" in text or "\\uD" in text:
-        value = without_surrogates(value)
-    return value
 
 
 def _check_depth(value: Any) -> None:
@@ -153,6 +162,8 @@ class Schema:
             return Fields(self, {}, {})
         if not isinstance(document, dict):
             raise BadDocument(f"json: cannot unmarshal {kind_of(document)} into Go value of type model.{self.struct}")
+        if document.keys() <= self.fields.keys():  # nearly always
+            return Fields(self, document, {})
         known: dict[str, Any] = {}
         extra: dict[str, Any] = {}
         for key, value in document.items():
@@ -211,8 +222,14 @@ class Fields:
 
     def texts(self, name: str) -> dict[str, str]:
         """Return a map of texts."""
+        stored = self._map(name)
+        for value in stored.values():
+            if type(value) is not str:
+                break
+        else:  # nearly always
+            return stored
         found = {}
-        for key, value in self._map(name).items():
+        for key, value in stored.items():
             if value is not None and not isinstance(value, str):
                 raise self._mismatch(name, value, "string")
             found[key] = value or ""
@@ -220,7 +237,13 @@ class Fields:
 
     def integers(self, name: str, low: int, high: int) -> dict[str, int]:
         """Return a map of integers."""
-        return {k: 0 if v is None else self._integer(name, v, low, high) for k, v in self._map(name).items()}
+        stored = self._map(name)
+        for value in stored.values():
+            if type(value) is not int or not low <= value <= high:
+                break
+        else:  # nearly always
+            return stored
+        return {k: 0 if v is None else self._integer(name, v, low, high) for k, v in stored.items()}
 
     def _map(self, name: str) -> dict[str, Any]:
         value = self._known.get(name)

@@ -228,14 +228,16 @@ def _affinity_prefix(kind: str, host: str | None, version: int | None) -> str:
 
 def within_scope(scope: Scope, key: Key) -> bool:
     """Tell whether an object belongs to a scope."""
-    match scope, key:
-        case Blocks(version), BlockKey(cidr):
-            return version in (None, cidr.version)
-        case Affinities(kind, host, version), AffinityKey(owner, cidr):
-            return kind in (None, owner.kind) and host in (None, owner.host) and version in (None, cidr.version)
-        case Handles(), HandleKey():
-            return True
-        case Resources(kind, namespace, prefix), ResourceKey(other, name, where):
-            return kind == other and namespace in (None, where) and name.startswith(prefix)
-        case _:
-            return False
+    match scope:  # the kinds of which there are many come first
+        case Resources(kind, namespace, prefix):
+            if not isinstance(key, ResourceKey) or key.kind != kind:
+                return False
+            return namespace in (None, key.namespace) and key.name.startswith(prefix)
+        case Handles():
+            return isinstance(key, HandleKey)
+        case Blocks(version):
+            return isinstance(key, BlockKey) and version in (None, key.cidr.version)
+        case Affinities(kind, host, version):
+            if not isinstance(key, AffinityKey) or version not in (None, key.cidr.version):
+                return False
+            return kind in (None, key.owner.kind) and host in (None, key.owner.host)

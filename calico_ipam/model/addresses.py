@@ -35,6 +35,9 @@ _LENGTHS = {str(length): (length, (1 << 32) - (1 << (32 - length))) for length i
 
 def parse_address(text: str) -> Address:
     """Return the address that ``text`` names; IPv4-mapped IPv6 becomes IPv4. Raises InvalidInput."""
+    value = _dotted(text)
+    if value is not None:
+        return IPv4Address(value)
     try:
         address = ip_address(text)
     except ValueError:
@@ -49,11 +52,11 @@ def parse_address(text: str) -> Address:
 def _dotted(text: str) -> int | None:
     """Return the value of a plain IPv4 address, None for any other text.
 
-    Lists hold thousands of blocks, and ``ipaddress`` takes four times as long for the text of each.
+    Lists hold thousands of blocks and addresses, and ``ipaddress`` takes four times as long for the text of each.
     """
     try:
         one, two, three, four = map(_OCTETS.__getitem__, text.split("."))
-    except (KeyError, ValueError):
+    except (KeyError, ValueError, AttributeError):  # the last: what a document holds there is no text
         return None
     return one << 24 | two << 16 | three << 8 | four
 
