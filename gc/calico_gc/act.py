@@ -17,12 +17,12 @@ from calico_ipam.datastore.api import Entry
 from calico_ipam.engine.admin import collect_cold_addresses, release_block_affinity, release_host_affinities
 from calico_ipam.engine.release import release_from_block
 from calico_ipam.engine.world import Engine
-from calico_ipam.errors import BlockNotEmpty, Conflict, IPAMError, NotFound, StaleError
+from calico_ipam.errors import BlockNotEmpty, Conflict, IPAMError, NotFound, StaleError, StoreDamaged
 from calico_ipam.model.addresses import parse_network
 from calico_ipam.model.affinity import HOST, BlockOwner
 from calico_ipam.model.block import Block
 from calico_ipam.model.config import IPAMConfig
-from calico_ipam.model.keys import AffinityKey, BlockKey
+from calico_ipam.model.keys import AffinityKey, BlockKey, HandleKey
 
 log = logging.getLogger(__name__)
 
@@ -45,10 +45,15 @@ class Live(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """A group of leaks to be looked at once more and released."""
+    """A group of leaks to be looked at once more and released.
+
+    ``unreadable``: blocks that cannot be read, among other objects; ``blind``: even their CIDR is not known of some.
+    """
 
     group: Group
     rules: Rules
+    unreadable: frozenset[str] = frozenset()
+    blind: bool = False
 
     @property
     def key(self) -> tuple[str, str]:
@@ -82,6 +87,11 @@ def release(engine: Engine, live: Live, action: Release, progress: Callable[[Rel
     total = Released(alive=tuple(a for a in group.allocations if a.key not in chosen))
     if total.alive:
         progress(total)
+    hidden = _hidden(engine, action, leaks)
+    if hidden.failed:
+        progress(hidden)
+        total = _sum(total, hidden)
+        leaks = [a for a in leaks if a not in hidden.failed]
     for cidr in dict.fromkeys(a.block for a in leaks):
         part = _release_block(engine, cidr, [a for a in leaks if a.block == cidr])
         progress(part)
@@ -95,6 +105,33 @@ def look_again(live: Live, action: Release) -> list[Allocation]:
     nodes = live.nodes({a.node for a in group.allocations if a.node})
     pods = live.workloads({a.pod for a in group.allocations if a.of_pod and not a.of_vm})
     return still_leaked(group, nodes, pods, action.rules)
+
+
+def _hidden(engine: Engine, action: Release, leaks: Sequence[Allocation]) -> Released:
+    """Return the leaks whose handle may also hold an address in a block that nobody can read: they stay.
+
+    A pod that reports one of its two addresses may use both, so a handle is never returned in part (safety rule 3);
+    here only the handle itself tells where its other addresses are.
+    """
+    if not action.unreadable:
+        return Released()
+    mine: dict[str, set[str]] = {}
+    for allocation in leaks:
+        mine.setdefault(allocation.clean_handle, set()).add(allocation.block)
+    mine.pop("", None)
+    unsure = set()
+    try:
+        snapshot = engine.store.read(*(HandleKey(handle) for handle in mine))
+        for handle, blocks in mine.items():
+            entry = snapshot.entry(HandleKey(handle))
+            others = {str(cidr) for cidr in entry.value.counts()} - blocks if entry is not None else set()
+            if entry is None or (others if action.blind else others & action.unreadable):
+                unsure.add(handle)
+    except IPAMError as error:
+        return Released(failed=tuple(leaks), error=error)
+    held = tuple(a for a in leaks if a.clean_handle in unsure)
+    text = f"handle {sorted(unsure)[0]} may hold more in a block that cannot be read" if unsure else ""
+    return Released(failed=held, error=StoreDamaged(text, hint="Repair or delete that block.") if held else None)
 
 
 def _sum(one: Released, other: Released) -> Released:

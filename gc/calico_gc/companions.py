@@ -21,7 +21,7 @@ from calico_ipam.datastore.api import Delete, Entry, Update
 from calico_ipam.engine.admin import remove_ipam_host
 from calico_ipam.engine.release import release_from_block
 from calico_ipam.engine.world import Engine
-from calico_ipam.errors import Conflict, InvalidInput, IPAMError, NotFound, StaleError
+from calico_ipam.errors import Conflict, InvalidInput, IPAMError, NotFound, StaleError, StoreDamaged
 from calico_ipam.model.addresses import Address, parse_address, parse_network
 from calico_ipam.model.affinity import HOST, BlockOwner
 from calico_ipam.model.block import ReleaseOption
@@ -126,16 +126,17 @@ def relabelled(node: Resource, kube: Mapping[str, str]) -> Resource | None:
 
 def sync_labels(engine: Engine, action: SyncLabels) -> Done:
     """Copy labels to the nodes that lack them. A node that changes meanwhile is left to its next event."""
-    for entry in _nodes(engine, action.labels):
-        changed = relabelled(entry.value, action.labels[entry.value.name])
-        if changed is None:
-            continue
-        try:
-            engine.store.commit(Update(entry, changed))
-        except (Conflict, NotFound) as error:
-            log.info("labels of node %s were not copied: %s", entry.value.name, error)
-        except IPAMError as error:
-            return Done(error)
+    try:
+        for entry in _nodes(engine, action.labels):
+            changed = relabelled(entry.value, action.labels[entry.value.name])
+            if changed is None:
+                continue
+            try:
+                engine.store.commit(Update(entry, changed))
+            except (Conflict, NotFound) as error:
+                log.info("labels of node %s were not copied: %s", entry.value.name, error)
+    except IPAMError as error:
+        return Done(error)
     return Done()
 
 
@@ -143,9 +144,15 @@ def _nodes(engine: Engine, names: Mapping[str, Any]) -> Iterator[Entry]:
     if len(names) > FEW:
         yield from (entry for entry in engine.store.list(Resources(NODE)) if entry.value.name in names)
         return
-    keys = [ResourceKey(NODE, name) for name in names]
-    snapshot = engine.store.read(*keys)
-    yield from (entry for entry in map(snapshot.entry, keys) if entry is not None)
+    snapshot = engine.store.read(*(ResourceKey(NODE, name) for name in names))
+    for name in names:
+        try:
+            entry = snapshot.entry(ResourceKey(NODE, name))
+        except StoreDamaged as error:
+            log.warning("labels of node %s are not copied: %s", name, error)
+            continue
+        if entry is not None:
+            yield entry
 
 
 # --- nodes that are gone -----------------------------------------------------------------------------------------

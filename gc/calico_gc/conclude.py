@@ -13,7 +13,7 @@ from calico_gc.handle_work import CHUNK_PAUSE, Looked, Repaired
 from calico_gc.suspicion import Moment
 from calico_gc.timing import moment
 from calico_gc.view import UNKNOWN_NODE
-from calico_gc.work import Action, Answer, told
+from calico_gc.work import Action, ActionKey, Answer, told
 from calico_ipam.errors import BadHandle, BadSequenceNumber, Conflict, IPAMError
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def conclude(controller: Controller, action: Action, answer: Answer) -> None:
     now = moment(controller.clock)
     controller.busy.pop(action.key, None)
     if isinstance(answer, Looked | Repaired):
-        _concluded_handles(controller, answer, now)
+        _concluded_handles(controller, action.key, answer, now)
         return
     if controller.options.dry_run:
         controller.planned[action.key] = action
@@ -95,7 +95,7 @@ def _in_vain(answer: Done | Released) -> bool:
     return answer.note == NOT_GONE
 
 
-def _concluded_handles(controller: Controller, answer: Looked | Repaired, now: Moment) -> None:
+def _concluded_handles(controller: Controller, key: ActionKey, answer: Looked | Repaired, now: Moment) -> None:
     if isinstance(answer, Looked):
         controller.handles.looked(answer, now.mono, now.wall, controller.options.handle_period() or 0.0)
         controller.repair_handles(now)
@@ -110,6 +110,10 @@ def _concluded_handles(controller: Controller, answer: Looked | Repaired, now: M
     if repaired:
         controller.record.happened(now, "handles-repaired", f"{repaired} handles", "they count what blocks hold again")
         controller.notify("HandleRepaired", "", f"{repaired} handles repaired")
+    if answer.error is not None:
+        controller.handles.go_on_at = controller.failed(key, now, answer.error)
+        return
+    controller.backoff.succeeded(key)
     if controller.handles.due(controller.options.handles):
         controller.handles.go_on_at = now.mono + CHUNK_PAUSE  # more is left; the next pass begins with fresh lists
         controller.sleep_until(controller.handles.go_on_at)

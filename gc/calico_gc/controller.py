@@ -128,8 +128,8 @@ class Controller:
         self.record.last_success = now.wall
         return True
 
-    def failed(self, key: ActionKey, now: Moment, error: IPAMError | None = None) -> None:
-        """Something failed, or led nowhere: it is tried again after a pause, in the end with the next full scan.
+    def failed(self, key: ActionKey, now: Moment, error: IPAMError | None = None) -> float | None:
+        """Something failed, or led nowhere: return when it is tried again, None: with the next full scan.
 
         A server that is away is no fault of what was tried: once it is back, nothing has to wait for a scan.
         """
@@ -141,6 +141,7 @@ class Controller:
                 "%s %s failed %d times in a row and waits for the next full scan", *key, self.backoff.count(key)
             )
         self.sleep_until(due)
+        return due
 
     def sleep_until(self, due: float | None) -> None:
         if due is not None and (self.wake_at is None or due < self.wake_at):
@@ -271,7 +272,7 @@ class Controller:
         waiting = {key[1] for key in self.backoff.waiting(now.mono) if key[0] == "release"}
         groups, held = decide.group_leaks(self.state, taken | waiting, self.options.most_releases, self.held)
         for group in groups:
-            self._start(Release(group, self.options.rules), now)
+            self._start(Release(group, self.options.rules, *self._unreadable()), now)
         self.held = tuple(held)
         for key in held:
             self._remark_held(key, now)
@@ -353,16 +354,22 @@ class Controller:
         rules = HandleRules(self.options.handles.keep, self.folded_names)
         if now.mono >= keeper.next_at:
             keeper.next_at = now.mono + period
-            unreadable = frozenset(self.state.damaged)
             blocks = tuple(tracked.block for tracked in self.state.blocks.values())
-            # A block whose very CIDR is unknown may hold something of any handle.
-            blind = any("/assignment/" in name or name.startswith("IPAMBlock/") for name in unreadable)
+            unreadable, blind = self._unreadable()
             self._start(LookAtHandles(blocks, unreadable, blind, self._leaking(), rules), now)
         if keeper.go_on_at is not None and now.mono >= keeper.go_on_at:
             keeper.go_on_at = None
             self.repair_handles(now)
         self.sleep_until(keeper.next_at)
         self.sleep_until(keeper.go_on_at)
+
+    def _unreadable(self) -> tuple[frozenset[str], bool]:
+        """Return what cannot be read, and whether a block whose very CIDR is unknown is among it.
+
+        Such a block may hold something of any handle.
+        """
+        names = frozenset(self.state.damaged)
+        return names, any("/assignment/" in name or name.startswith("IPAMBlock/") for name in names)
 
     def _leaking(self) -> frozenset[str]:
         found = (self.state.allocation(key) for key in self.state.suspects)

@@ -212,11 +212,15 @@ def kube_node(document: Mapping[str, Any]) -> KubeNode:
 
 
 def kubernetes_name(node: Resource) -> str | None:
-    """Return the Kubernetes name of a Calico node: empty when its reference names none, None without a reference."""
+    """Return the Kubernetes name of a Calico node: empty when its reference names none, None without a reference.
+
+    A name that is no text is damaged: it must not read as that of a node which does not exist.
+    """
     references = node.spec.get("orchRefs")
     for reference in references if isinstance(references, list) else ():
         if mapping(reference).get("orchestrator") == "k8s":
-            return intern(str(mapping(reference).get("nodeName") or ""))
+            name = mapping(reference).get("nodeName")
+            return intern(name) if isinstance(name, str) else ""
     return None
 
 

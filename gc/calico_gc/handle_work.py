@@ -12,7 +12,7 @@ from calico_gc.handles import MISSING, ORPHAN, SKEWED, STUCK, HandleLook, Judged
 from calico_gc.options import HandleOptions
 from calico_gc.timing import Bucket, Clock
 from calico_ipam.datastore.api import Create, Datastore, Delete, Entry, Listing, Update
-from calico_ipam.errors import AlreadyExists, Conflict, IPAMError, NotFound, OutcomeUnknown
+from calico_ipam.errors import AlreadyExists, Conflict, IPAMError, NotFound, OutcomeUnknown, RefusedError
 from calico_ipam.model.addresses import parse_network
 from calico_ipam.model.block import Block
 from calico_ipam.model.handle import Handle
@@ -106,7 +106,14 @@ class Repair:
             # The revisions come from before the blocks are read: whoever takes an address in between changes them.
             entries = {entry.value.id: entry for entry in self._list(Handles())}
             for record in action.due:
-                results[record.judged.id] = self._one(record.judged, entries.get(record.judged.id), action)
+                handle = record.judged.id
+                try:
+                    results[handle] = self._one(record.judged, entries.get(handle), action)
+                except RefusedError as error:  # about this one, as far as anybody can tell
+                    if isinstance(error, NotAllowed):
+                        raise
+                    log.warning("handle %s is not repaired: %s", handle, error)
+                    results[handle] = str(error)
         except IPAMError as error:
             return Repaired(results, error)
         return Repaired(results)
@@ -219,8 +226,7 @@ class HandleKeeper:
         for handle, result in answer.results.items():
             record = self.records.get(handle)
             told.append((record.judged.kind if record is not None else "unknown", _counted(result)))
-            if result in ("ok", "conflict", "gone"):
-                self.records.pop(handle, None)
+            self.records.pop(handle, None)  # what was refused begins anew, too
         if self.last is not None:
             gone = sum(result in ("ok", "gone") for result in answer.results.values())
             numbers = dict(self.last.numbers)

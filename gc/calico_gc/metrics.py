@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
 #: kinds of actions that may fail
-PARKABLE = ("look", "release", "thaw", "give-back", "node", "delete-node", "labels")
+PARKABLE = ("look", "release", "thaw", "give-back", "node", "delete-node", "labels", "handles")
 PHASES = ("sync", "release", "handles")
 BUCKETS = (0.001, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 600.0)
 

@@ -10,26 +10,30 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from calico_gc import suspicion
+from calico_gc import intake, suspicion
 from calico_gc.assembly import Collector, Place
 from calico_gc.decide import Rules
 from calico_gc.facts import VirtualMachines, cached_pod
 from calico_gc.gate import NotAllowed
+from calico_gc.intake import Change
 from calico_gc.once import ShiftedClock
 from calico_gc.options import Options
 from calico_gc.settings import Settings
 from calico_gc.suspicion import Moment, leaked, proven
 from calico_gc.timing import MOST_FAILURES
 
-from calico_ipam.datastore.api import Create, Update
-from calico_ipam.errors import Unauthorized
+from calico_ipam.datastore.api import Create, Damaged, Update
+from calico_ipam.datastore.documents import Row
+from calico_ipam.errors import StoreUnavailable, Unauthorized
 from calico_ipam.model.addresses import parse_network
 from calico_ipam.model.block import Attribute
-from calico_ipam.model.keys import BlockKey, ResourceKey
-from calico_ipam.model.resource import IP_POOL, WORKLOAD_ENDPOINT, Resource
+from calico_ipam.model.handle import Handle
+from calico_ipam.model.keys import BlockKey, HandleKey, ResourceKey
+from calico_ipam.model.resource import IP_POOL, NODE, WORKLOAD_ENDPOINT, Resource
 from tests.gc_things import (
     add_block,
     calico_node,
+    drop,
     holders,
     pod_attrs,
     put,
@@ -478,3 +482,77 @@ def test_what_the_caches_say_and_the_server_does_not_is_tried_less_and_less_ofte
     world.settle()
     assert releases() > MOST_FAILURES
     assert (stored_block(world, CIDR) is None) is (trouble == "unreadable")
+
+
+# --- one bad object -------------------------------------------------------------------------------------------------
+
+SIX = "fd00::/122"
+
+
+@pytest.mark.parametrize(("damage", "freed"), [("none", False), ("six", False), ("unnamed", False), ("other", True)])
+def test_a_handle_with_an_address_in_a_block_that_cannot_be_read_is_not_returned_in_part(
+    damage: str, freed: bool
+) -> None:
+    """A dual-stack pod in a single-stack cluster reports one address and uses both; the block of one is damaged."""
+    world = world_of()
+    running_pod(world, "p", "n1", "fd00::1")
+    add_block(world, CIDR, "n1", {1: ("net.both", pod_attrs("n1", "p")), 2: ("net.dead", pod_attrs("n1", "dead"))})
+    add_block(world, SIX, "n1", {1: ("net.both", pod_attrs("n1", "p"))})
+    if damage == "other":  # then it is leaked: nothing of its handle is anywhere else
+        drop(world, BlockKey(parse_network(SIX)))
+        put(world, HandleKey("net.both"), Handle("net.both", {CIDR: 1}))
+    world.start()
+    key = {"six": BlockKey(parse_network(SIX)), "other": BlockKey(parse_network("10.9.0.0/26"))}.get(damage)
+    if damage == "unnamed":
+        world.changed(Change(intake.BLOCK, SIX))  # what was known of it is gone, as after a restart
+    if damage != "none":
+        path = "/calico/ipam/v2/assignment/ipv6/block/x"
+        bad = Damaged(key, path, "not JSON", revision="9")
+        world.changed(Change(intake.DAMAGED, intake.name_of(bad), bad))
+    world.run(10 * GRACE)
+    assert (1 not in holders(world, CIDR)) is freed
+    assert 2 not in holders(world, CIDR), "others of the same block are no worse off"
+
+
+@pytest.mark.parametrize("name", [7, True, ["n1"], {"a": 1}])
+def test_a_reference_that_is_no_name_is_not_that_of_a_node_that_is_gone(name: Any) -> None:
+    world = World(kubernetes=False, options=Options(rules=Rules(leak_grace=GRACE), node_deletion=True))
+    references = [{"orchestrator": "k8s", "nodeName": name}]
+    put(world, ResourceKey(NODE, "n1"), Resource.new(NODE, "n1", {"orchRefs": references}))
+    add_block(world, CIDR, "n1", {1: ("net.p", pod_attrs("n1", "p"))})
+    world.start()
+    world.run(5 * GRACE)
+    assert 1 in holders(world, CIDR)
+    assert world.store.get(ResourceKey(NODE, "n1"))
+
+
+def test_labels_of_the_others_are_copied_where_a_node_cannot_be_read() -> None:
+    world = World(kubernetes=False, options=Options(rules=Rules(leak_grace=GRACE), label_sync=True))
+    for node in ("n1", "n2"):
+        world.node(node, {"zone": "a"})
+        calico_node(world, node, node)
+    world.state.link_node("n1", "n1")
+    rows = world.store._rows  # type: ignore[attr-defined]  # of this test's store
+    [path] = [path for path in rows if path.endswith("/nodes/n1")]
+    rows[path] = Row(path, "{", rows[path].revision)
+    world.start()
+    assert world.store.get(ResourceKey(NODE, "n2")).value.labels == {"zone": "a"}
+
+
+def test_a_datastore_that_is_away_while_labels_are_copied_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(kubernetes=False, options=Options(rules=Rules(leak_grace=GRACE), label_sync=True))
+    world.node("n1", {"zone": "a"})
+    calico_node(world, "n1", "n1")
+    read = world.store.read
+
+    def away(*keys: Any) -> Any:
+        if ResourceKey(NODE, "n1") in keys:
+            raise StoreUnavailable("away")
+        return read(*keys)
+
+    monkeypatch.setattr(world.store, "read", away)
+    world.start()
+    world.run(5)
+    monkeypatch.undo()
+    world.run(700)
+    assert world.store.get(ResourceKey(NODE, "n1")).value.labels == {"zone": "a"}

@@ -447,3 +447,48 @@ def test_a_dry_run_removes_nothing() -> None:
     world.run(2000)
     assert has_handle(world, "orphan")
     assert world.controller.handles.results == {"orphan": "dry-run"}
+
+
+# --- one bad object --------------------------------------------------------------------------------------------------
+
+
+def test_a_handle_that_is_refused_does_not_stand_in_the_way_of_others(caplog: pytest.LogCaptureFixture) -> None:
+    from calico_ipam.errors import StoreError
+
+    world = world_of()
+    for name in ("net.aaa", "net.bbb"):
+        add_to_handle(world, name, CIDR)
+    commit = world.store.commit
+
+    def refuse(*writes: Any) -> Any:
+        if any(write.key == HandleKey("net.aaa") for write in writes):
+            raise StoreError("a webhook says no")
+        return commit(*writes)
+
+    world.store.commit = refuse  # type: ignore[method-assign]  # a fake in its place
+    world.start()
+    world.run(4 * GRACE)
+    assert has_handle(world, "net.aaa") and not has_handle(world, "net.bbb")
+    assert "handle net.aaa is not repaired: a webhook says no" in caplog.text
+    errors = world.controller.record.handle_actions["orphan", "error"]
+    assert 1 <= errors <= 4, "once in each handle grace"
+
+
+def test_repairs_that_fail_are_tried_less_and_less_often() -> None:
+    """Each try lists all handles and all blocks."""
+    from calico_ipam.errors import StoreUnavailable
+
+    world = world_of()
+    add_to_handle(world, "net.aaa", CIDR)
+
+    def away(*writes: Any) -> Any:
+        raise StoreUnavailable("away")
+
+    commit, world.store.commit = world.store.commit, away  # type: ignore[method-assign]  # a fake in its place
+    world.start()
+    world.run(GRACE + 120)
+    tried = sum(action.key == ("handles", "repair") for action in world.actions)
+    assert 5 < tried <= 20
+    world.store.commit = commit  # type: ignore[method-assign]  # as it was
+    world.run(60)
+    assert not has_handle(world, "net.aaa")
