@@ -79,3 +79,8 @@ def slim(found: Found, only: Sequence[str]) -> Found | Entry:
     whole = found.value
     spec = {name: whole.spec[name] for name in only if name in whole.spec}
     return Entry(found.key, Resource(whole.kind, whole.name, {"spec": spec}, whole.namespace), found.revision)
+
+
+def unwritable(entry: Entry) -> Entry:
+    """Return an entry without what is only needed to write it again; it can be deleted."""
+    return Entry(entry.key, entry.value, entry.revision, entry.uid)

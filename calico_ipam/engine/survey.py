@@ -27,6 +27,7 @@ from calico_ipam.model.resource import (
 from calico_ipam.model.services import ingress_addresses, managed, mode_of
 
 BLOCKS, HANDLES, ROWS = Blocks(), Handles(), Affinities()
+SEEN_BLOCKS, SEEN_HANDLES = Blocks(writable=False), Handles(writable=False)
 NODES, ENDPOINTS = Resources(NODE), Resources(WORKLOAD_ENDPOINT)
 USES = Resources(WORKLOAD_ENDPOINT, only=("ipNetworks",))
 CLUSTER = ResourceKey(CLUSTER_INFORMATION, "default")
@@ -145,7 +146,7 @@ def take_survey(engine: Engine, services: Iterable[Mapping[str, Any]] | None = N
     """
     # On the Kubernetes API the settings are an IPAMConfiguration; elsewhere a document of that name is read by nobody.
     separate = engine.store.capabilities.atomic
-    wanted: list[Key | Scope] = [CLUSTER, CONTROLLERS, CONFIG, POOLS, BLOCKS, NODES, USES, HANDLES, ROWS]
+    wanted: list[Key | Scope] = [CLUSTER, CONTROLLERS, CONFIG, POOLS, SEEN_BLOCKS, NODES, USES, SEEN_HANDLES, ROWS]
     snapshot = engine.store.read(*wanted, *([STALE_CONFIG] if separate else []))
     damaged: list[Damaged] = []
     for scope in (POOLS, BLOCKS, NODES, USES, HANDLES, ROWS):

@@ -13,7 +13,7 @@ from calico_ipam.model.keys import BlockKey, Blocks
 from calico_ipam.model.pool import Pool, parse_pools
 from calico_ipam.model.reservation import Reservations
 
-BLOCKS = Blocks()
+BLOCKS = Blocks(writable=False)
 ORPHANS = "orphaned allocation blocks"
 
 

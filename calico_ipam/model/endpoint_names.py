@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from urllib.parse import quote
 
@@ -33,7 +32,9 @@ class EndpointIds:
 
     def name(self) -> str:
         """Return the endpoint's name. Raises InvalidInput for a field that is missing or begins or ends with ``-``."""
-        return "-".join(_escaped(field, value) for field, value in self._checked())
+        if not self.node:
+            raise invalid_field("node", None, "field should be assigned")
+        return "-".join([_escaped(field, value) for field, value in self._fields()])
 
     def prefix(self) -> str:
         """Return what the names of all endpoints with these identifiers begin with, up to the first missing one.
@@ -56,21 +57,14 @@ class EndpointIds:
             not value or value == part for (_, value), part in zip(self._fields(), parts, strict=True)
         )
 
-    def _checked(self) -> Iterator[tuple[str, str]]:
-        if not self.node:
-            raise invalid_field("node", None, "field should be assigned")
-        for field, value in self._fields():
-            if not value:
-                raise invalid_field(field, value, "field should be assigned")
-            yield field, value
-
     def _fields(self) -> tuple[tuple[str, str], ...]:
         """Return the name's parts in order, each with the field that it comes from."""
-        third = {
-            KUBERNETES: ("pod", self.pod),
-            CNI: ("containerID", self.container_id),
-            LIBNETWORK: ("workload", LIBNETWORK),
-        }.get(self.orchestrator, ("workload", self.workload))
+        if self.orchestrator == KUBERNETES:
+            third = "pod", self.pod
+        elif self.orchestrator == CNI:
+            third = "containerID", self.container_id
+        else:
+            third = "workload", LIBNETWORK if self.orchestrator == LIBNETWORK else self.workload
         return ("node", self.node), ("orchestrator", self.orchestrator), third, ("endpoint", self.endpoint)
 
     @classmethod
@@ -113,6 +107,8 @@ def split_name(name: str) -> list[str]:
 
 
 def _escaped(field: str, value: str) -> str:
+    if not value:
+        raise invalid_field(field, value, "field should be assigned")
     if value.startswith("-"):
         raise invalid_field(field, value, "field must not begin with a '-'")
     if value.endswith("-"):

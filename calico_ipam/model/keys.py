@@ -84,10 +84,12 @@ class Blocks:
 
     ``recent``: a list that may be a moment old will do, where the store has a cheaper one, and its blocks are decoded
     only when somebody looks at them (a damaged one then raises); for decisions that a compare-and-swap protects.
+    ``writable`` False: what is only needed to write a block again is not kept.
     """
 
     version: int | None = None
     recent: bool = field(default=False, compare=False)  # how to read, not what
+    writable: bool = field(default=True, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +107,9 @@ class Affinities:
 
 @dataclass(frozen=True, slots=True)
 class Handles:
-    """All handles."""
+    """All handles. ``writable``: as of :class:`Blocks`."""
+
+    writable: bool = field(default=True, compare=False)  # how to read, not what
 
 
 @dataclass(frozen=True, slots=True)

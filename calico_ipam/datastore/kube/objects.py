@@ -34,7 +34,8 @@ def meta(document: Mapping[str, Any], name: str) -> str:
 
 def entry_of(kind: str, document: Mapping[str, Any], group: Group, only: Sequence[str] = ()) -> Entry | Damaged:
     """Return the entry of an object, marked as deleted or not; ``only``: as of Resources."""
-    revision, uid = meta(document, "resourceVersion"), meta(document, "uid")
+    metadata = mapping(document.get("metadata"))
+    revision, uid = str(metadata.get("resourceVersion") or ""), str(metadata.get("uid") or "")
     key: Key | None = None
     value: Any
     try:

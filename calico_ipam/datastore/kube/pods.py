@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from calico_ipam.datastore.gojson import BadDocument
@@ -121,21 +121,25 @@ def finished(pod: Mapping[str, Any]) -> bool:
     return bool(metadata.get("deletionTimestamp")) and any(annotations.get(k) == "" for k in (POD_IP, AWS_IPS))
 
 
-def _address_texts(pod: Mapping[str, Any]) -> Iterator[str]:
-    status, annotations = mapping(pod.get("status")), mapping(mapping(pod.get("metadata")).get("annotations"))
+def _address_texts(pod: Mapping[str, Any]) -> list[str]:
+    status = mapping(pod.get("status"))
     several = status.get("podIPs")
-    texts = [str(mapping(item).get("ip") or "") for item in several] if isinstance(several, list) else []
+    if isinstance(several, list) and (texts := _filled([str(mapping(item).get("ip") or "") for item in several])):
+        return texts  # nearly always
+    annotations = mapping(mapping(pod.get("metadata")).get("annotations"))
     for source in (
-        texts,
         [str(status.get("podIP") or "")],
         str(annotations.get(POD_IPS) or "").split(","),
         [str(annotations.get(POD_IP) or "")],
         str(annotations.get(AWS_IPS) or "").split(","),
     ):
-        filled = [text.strip() for text in source if text.strip()]
-        if filled:
-            yield from filled
-            return
+        if texts := _filled(source):
+            return texts
+    return []
+
+
+def _filled(texts: list[str]) -> list[str]:
+    return [stripped for text in texts if (stripped := text.strip())]
 
 
 def ports_of(spec: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -42,8 +42,9 @@ from calico_ipam.datastore.kube.groups import ServedGroup
 from calico_ipam.datastore.kube.objects import entry_of, lazy_block, marked_deleted, meta, within_scope
 from calico_ipam.datastore.kube.pages import all_items
 from calico_ipam.datastore.kube.paths import Collection, Place, collection_of, missing, place_of, storable, unlabelled
+from calico_ipam.datastore.kube.pods import exposed
 from calico_ipam.datastore.kube.watch import Watch
-from calico_ipam.datastore.lazy import slim
+from calico_ipam.datastore.lazy import slim, unwritable
 from calico_ipam.datastore.settings import Settings
 from calico_ipam.errors import (
     AlreadyExists,
@@ -161,14 +162,18 @@ class KubernetesStore(Datastore):
     ) -> Iterator[tuple[tuple[str, str], Entry | Damaged]]:
         """Yield what of a page belongs to a scope, each with namespace and name."""
         only = scope.only if isinstance(scope, Resources) else ()
+        bare = isinstance(scope, Blocks | Handles) and not scope.writable
+        group = self.group
         for item in items:
+            if kind == WORKLOAD_ENDPOINT and not exposed(item):
+                continue  # not scheduled yet, or in the network of its node
             name = meta(item, "namespace"), meta(item, "name")
-            found = entry_of(kind, item, self.group, only)
+            found = entry_of(kind, item, group, only)
             if isinstance(found, Damaged):
                 log.warning("%s cannot be understood and counts as in use: %s", found.path, found.reason)
                 yield name, found
             elif not marked_deleted(found) and within_scope(scope, found):
-                yield name, slim(found, only) if only else found
+                yield name, slim(found, only) if only else unwritable(found) if bare else found
 
     def _lazily(self, scope: Blocks, collection: Collection) -> Listing:
         """Return a recent list of blocks, in which somebody looks for what is not there: names are enough for that.
