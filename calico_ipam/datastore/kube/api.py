@@ -12,7 +12,6 @@ import json
 import logging
 import os
 import threading
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -34,6 +33,8 @@ REQUEST_SECONDS = 10.0
 CONNECT_SECONDS = 5.0
 #: how often a request is repeated because the server says "later", as upstream's client does
 LATER_TRIES = 10
+#: the longest time that a server may ask for, in seconds; who wants to wait longer tries again later
+LONGEST_WAIT = 60.0
 #: how often a read is sent in all because the connection broke
 BROKEN_TRIES = 3
 JSON = "application/json"
@@ -69,6 +70,7 @@ class Answer:
     status: int
     headers: Mapping[str, str]
     body: bytes
+    authorisation: str  #: with which the request was sent
 
 
 class KubeApi:
@@ -77,8 +79,9 @@ class KubeApi:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self._lock = threading.Lock()
+        self._closed = threading.Event()
         self._connection: Connection | None = None
-        self._pid = 0
+        self._pid = os.getpid()
 
     @property
     def source(self) -> str:
@@ -93,34 +96,37 @@ class KubeApi:
     def call(self, request: Request, deadline: Deadline | None) -> dict[str, Any]:
         """Do a request and return the object in the answer. Raises the errors of :mod:`calico_ipam.errors`."""
         answer = self._patiently(request, deadline)
-        if answer.status == 401 and self._renewed():
+        if answer.status == 401 and self._renewed(answer.authorisation):
             answer = self._patiently(request, deadline)
         if answer.status >= 300:
             raise error_of(request, answer.status, answer.headers, answer.body, self.source)
         return parsed(request, answer.body)
 
     def open_stream(self, request: Request, seconds: float) -> Any:
-        """Begin a watch whose every pause is at most ``seconds``; return urllib3's response. Raises as :meth:`call`."""
+        """Begin a watch of at most ``seconds``; return urllib3's response. Raises as :meth:`call`."""
         from urllib3 import Timeout
         from urllib3.exceptions import HTTPError
 
         try:
-            timeout = Timeout(connect=min(CONNECT_SECONDS, seconds), read=seconds)
-            response = self._send(request, timeout, streaming=True)
-            if response.status >= 300:
+            timeout = Timeout(connect=min(CONNECT_SECONDS, seconds), total=seconds)
+            response, authorisation = self._send(request, timeout, streaming=True)
+            if response.status < 300:
+                return response
+            try:
                 body = response.read(65536)
+            finally:
                 response.close()
-                if response.status == 401:
-                    self._renewed()  # whoever watches tries again
-                raise error_of(request, response.status, response.headers, body, self.source)
         except HTTPError as error:
             raise self._unavailable(error) from error
-        return response
+        if response.status == 401:
+            self._renewed(authorisation)  # whoever watches tries again
+        raise error_of(request, response.status, response.headers, body, self.source)
 
     def close(self) -> None:
-        with self._lock:
-            connection, self._connection = self._connection, None
-        if connection is not None:
+        """Close the connections that nobody uses; requests under way are the last ones."""
+        self._closed.set()
+        connection = self._connection
+        if connection is not None and self._pid == os.getpid():
             connection.close()
 
     # --- one request ---------------------------------------------------------------------------------------
@@ -130,10 +136,10 @@ class KubeApi:
         for _ in range(LATER_TRIES):
             answer = self._once(request, deadline)
             wait = retry_after(request, answer)
-            if wait is None or (deadline is not None and wait >= deadline.remaining()):
+            if wait is None or wait > LONGEST_WAIT or (deadline is not None and wait >= deadline.remaining()):
                 return answer
             log.info("%s: the API server answers %d and asks to come back in %g s", request, answer.status, wait)
-            time.sleep(wait)
+            self._closed.wait(wait)
         return self._once(request, deadline)
 
     def _once(self, request: Request, deadline: Deadline | None) -> Answer:
@@ -150,8 +156,8 @@ class KubeApi:
                 )
             try:
                 timeout = Timeout(connect=min(CONNECT_SECONDS, seconds), read=seconds, total=seconds)
-                response = self._send(request, timeout, streaming=False)
-                return Answer(response.status, response.headers, bytes(response.data))
+                response, authorisation = self._send(request, timeout, streaming=False)
+                return Answer(response.status, response.headers, bytes(response.data), authorisation)
             except HTTPError as error:
                 if _never_sent(error):
                     raise self._unavailable(error) from error
@@ -163,10 +169,14 @@ class KubeApi:
                 log.info("%s failed (%s); trying again", request, _reason(error))
         raise AssertionError("the last try raises")
 
-    def _send(self, request: Request, timeout: Any, *, streaming: bool) -> Any:
+    def _send(self, request: Request, timeout: Any, *, streaming: bool) -> tuple[Any, str]:
+        """Return urllib3's response and the Authorization header that was sent. Raises StoreError once closed."""
+        if self._closed.is_set():
+            raise StoreError(f"the datastore {self.server} has been closed", subject=self.server)
         connection = self._connected()
         headers = {"Accept": request.accept, "User-Agent": AGENT}
-        if authorisation := connection.authorisation():
+        authorisation = connection.authorisation()
+        if authorisation:
             headers["Authorization"] = authorisation
         body = None
         if request.body is not None:
@@ -176,7 +186,7 @@ class KubeApi:
         if request.query:
             url += "?" + urlencode(request.query)
         pool = connection.stream_pool if streaming else connection.pool
-        return pool.request(
+        response = pool.request(
             request.method,
             url,
             body=body,
@@ -186,8 +196,11 @@ class KubeApi:
             redirect=False,
             preload_content=not streaming,
         )
+        return response, authorisation
 
     def _unavailable(self, error: Exception) -> StoreUnavailable:
+        if self._closed.is_set():
+            return StoreUnavailable(f"the datastore {self.server} was closed meanwhile", subject=self.server)
         return StoreUnavailable(
             f"the Kubernetes API server {self.server} does not answer: {_reason(error)}",
             subject=self.server,
@@ -197,17 +210,20 @@ class KubeApi:
     # --- connection ----------------------------------------------------------------------------------------
 
     def _connected(self) -> Connection:
+        if self._pid != os.getpid():  # a child has one thread, and perhaps the lock of one that it has not
+            self._lock, self._connection, self._pid = threading.Lock(), None, os.getpid()
         with self._lock:
-            if self._connection is None or self._pid != os.getpid():
+            if self._connection is None:
                 self._connection = connect(self.settings)
-                self._pid = os.getpid()
             return self._connection
 
-    def _renewed(self) -> bool:
+    def _renewed(self, refused: str) -> bool:
         """Read the credentials again; tell whether they are others than those that were refused."""
         before = self._connected()
+        if before.authorisation() != refused:
+            return True  # another thread was quicker, or the file with the token was read again meanwhile
         now = connect(self.settings)
-        if now.authorisation() == before.authorisation() and now.configuration.cert_file is None:
+        if now.authorisation() == refused and now.configuration.cert_file is None:
             return False
         with self._lock:
             self._connection = now
@@ -253,10 +269,10 @@ def _lost(request: Request, error: Exception) -> OutcomeUnknown:
 
 
 def _never_sent(error: Exception) -> bool:
-    """Tell whether a request was certainly never sent: no connection came about."""
-    from urllib3.exceptions import ConnectTimeoutError, NewConnectionError, ProxyError, SSLError
+    """Tell whether a request was certainly never sent: no connection came about (datastore/kube/whole.py)."""
+    from urllib3.exceptions import ClosedPoolError, ConnectTimeoutError, NewConnectionError, ProxyError
 
-    return isinstance(error, NewConnectionError | ConnectTimeoutError | SSLError | ProxyError)
+    return isinstance(error, NewConnectionError | ConnectTimeoutError | ProxyError | ClosedPoolError)
 
 
 def _slow(error: Exception) -> bool:

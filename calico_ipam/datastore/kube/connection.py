@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from calico_ipam.datastore.settings import Settings
-from calico_ipam.errors import NotConfigured
+from calico_ipam.errors import NotConfigured, StoreUnavailable
 
 _USER_CONFIG = Path(".kube") / "config"  # below the home directory
 
@@ -27,24 +27,47 @@ TOKEN_SECONDS = 1.0
 class Connection:
     """Where the API server is, a pool of connections to it, and what proves who we are."""
 
-    def __init__(self, configuration: Any, pool: Any, stream_pool: Any) -> None:
+    def __init__(self, configuration: Any, pool: Any, stream_pool: Any, source: str) -> None:
         self.configuration = configuration
         self.pool = pool  #: urllib3.PoolManager
         self.stream_pool = stream_pool  #: the same for answers without an end
         # Taken now: renewing a token, the official client puts back the address that the file has.
         self.server = str(configuration.host).rstrip("/")
+        self._source = source
         self._token: tuple[float, str] | None = None
 
     def authorisation(self) -> str:
-        """Return the Authorization header. The official client reads rotated token files again where they expire."""
+        """Return the Authorization header. The official client reads rotated token files again where they expire.
+
+        Raises StoreUnavailable while they cannot be read, NotConfigured for what no header may hold.
+        """
         now = time.monotonic()
         if self._token is None or now - self._token[0] > TOKEN_SECONDS:
-            configuration = self.configuration
-            token = configuration.get_api_key_with_prefix("authorization", alias="BearerToken")
-            if not token and configuration.username:
-                token = configuration.get_basic_auth_token()
-            self._token = now, str(token or "")
+            token = self._read().strip()
+            if not (token.isascii() and token.isprintable()):
+                raise NotConfigured(
+                    f"the credentials in {self._source} hold characters that no HTTP header may have",
+                    subject=self._source,
+                    hint="Write the token again, in one line.",
+                )
+            self._token = now, token
         return self._token[1]
+
+    def _read(self) -> str:
+        from kubernetes.config import ConfigException
+
+        configuration = self.configuration
+        try:
+            token = configuration.get_api_key_with_prefix("authorization", alias="BearerToken")
+        except (ConfigException, OSError) as error:
+            raise StoreUnavailable(
+                f"{self._source} cannot be read again: {_one_line(error)}",
+                subject=self._source,
+                hint="Whoever renews the token has perhaps not finished; look at the file if it stays so.",
+            ) from error
+        if not token and configuration.username:
+            token = configuration.get_basic_auth_token()
+        return str(token or "")
 
     def close(self) -> None:
         self.pool.clear()
@@ -70,8 +93,9 @@ def connect(settings: Settings) -> Connection:
     if not configuration.verify_ssl:
         _hush_warnings()
     pool, stream_pool = (ApiClient(configuration).rest_client.pool_manager for _ in range(2))
-    bound_answers(pool)
-    return Connection(configuration, pool, stream_pool)
+    for each in pool, stream_pool:
+        bound_answers(each)
+    return Connection(configuration, pool, stream_pool, credentials_source(settings))
 
 
 def credentials_source(settings: Settings) -> str:

@@ -35,7 +35,7 @@ class NotServed(NotFound):
 
 
 class Expired(StoreError):
-    """The revision asked for is compacted, or the token of a page is too old (410): list again."""
+    """The revision asked for is compacted or not reached yet, or the token of a page is too old: list again."""
 
 
 def error_of(request: Request, status: int, headers: Mapping[str, str], body: bytes, source: str) -> IPAMError:
@@ -52,7 +52,7 @@ def error_of(request: Request, status: int, headers: Mapping[str, str], body: by
         return _unauthorized(request, status, text, source)
     if status == 409:
         return NotFound(request.path, text) if "UID in precondition" in text else Conflict(request.path, text)
-    if status == 410 or reason in ("Expired", "Gone"):
+    if history_gone(answer) or status == 410:
         return Expired(text, subject=request.path)
     invalid = _invalid_fields(answer)
     if invalid and invalid <= {"metadata.uid", "metadata.resourceVersion"}:
@@ -112,8 +112,19 @@ def _text(answer: Mapping[str, Any], status: int, body: bytes) -> str:
     return f"the API server answers {status}" + (f": {shown!r}" if shown else "")
 
 
+def history_gone(answer: Mapping[str, Any]) -> bool:
+    """Tell whether a Status says that the server has no history at the revision asked for (datastore §7).
+
+    One that is too large is of another history: the server was restored from a backup.
+    """
+    expired = answer.get("code") == 410 or answer.get("reason") in ("Expired", "Gone")
+    return expired or any(cause.get("reason") == "ResourceVersionTooLarge" for cause in _causes(answer))
+
+
 def _invalid_fields(answer: Mapping[str, Any]) -> set[str]:
+    return {str(cause.get("field")) for cause in _causes(answer)}
+
+
+def _causes(answer: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     causes = mapping(answer.get("details")).get("causes")
-    if not isinstance(causes, list):
-        return set()
-    return {str(mapping(cause).get("field")) for cause in causes}
+    return [mapping(cause) for cause in causes] if isinstance(causes, list) else []

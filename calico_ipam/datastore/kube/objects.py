@@ -32,6 +32,11 @@ def meta(document: Mapping[str, Any], name: str) -> str:
     return str(mapping(document.get("metadata")).get(name) or "")
 
 
+def shown_path(kind: str, document: Mapping[str, Any]) -> str:
+    """Return kind, namespace and name of an object, which no two objects share: ``WorkloadEndpoint/default/pod-1``."""
+    return "/".join(filter(None, (kind, meta(document, "namespace"), meta(document, "name"))))
+
+
 def entry_of(kind: str, document: Mapping[str, Any], group: Group, only: Sequence[str] = ()) -> Entry | Damaged:
     """Return the entry of an object, marked as deleted or not; ``only``: as of Resources."""
     metadata = mapping(document.get("metadata"))
@@ -49,8 +54,7 @@ def entry_of(kind: str, document: Mapping[str, Any], group: Group, only: Sequenc
             key = codec.key_of(kind, document)
             value = codec.decode(key, document, group)
     except (BadDocument, InvalidInput) as error:
-        path = "/".join(filter(None, (kind, meta(document, "namespace"), meta(document, "name"))))
-        return Damaged(key, path, str(error), json.dumps(document.get("spec")), revision)
+        return Damaged(key, shown_path(kind, document), str(error), json.dumps(document.get("spec")), revision)
     return Entry(key, value, revision, uid, document)
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from calico_ipam.datastore.kube.abreast import begun
 from calico_ipam.datastore.kube.api import JSON, Request
 from calico_ipam.datastore.kube.errors import Expired
 from calico_ipam.errors import NotFound
@@ -64,15 +67,12 @@ def _paged(
 @contextmanager
 def _ahead(call: Call) -> Iterator[Callable[[Request], Later]]:
     """Give a function that begins a request and returns how to wait for its answer; the thread is made when needed."""
-    threads: list[Any] = []
+    threads: list[ThreadPoolExecutor] = []
 
     def fetch(request: Request) -> Later:
-        from concurrent.futures import ThreadPoolExecutor
-
         if not threads:
             threads.append(ThreadPoolExecutor(1, thread_name_prefix="calico-ipam-page"))
-        after: Later = threads[0].submit(call, request).result
-        return after
+        return begun(threads[0], partial(call, request))
 
     try:
         yield fetch

@@ -10,6 +10,7 @@ from __future__ import annotations
 import builtins
 import logging
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, Self
@@ -83,6 +84,8 @@ class KubernetesStore(Datastore):
         self._deadline: Deadline | None = None
         self._abreast = Abreast()
         self._closed = threading.Event()
+        self._lock = threading.Lock()
+        self._watches: weakref.WeakSet[Watch] = weakref.WeakSet()
         self._served = ServedGroup(settings.calico_api_group)
 
     @property
@@ -109,7 +112,12 @@ class KubernetesStore(Datastore):
         return view
 
     def close(self) -> None:
+        """Close the connections for every view of this store; watches end."""
         self._closed.set()
+        with self._lock:
+            watches = builtins.list(self._watches)
+        for watch in watches:
+            watch.close()
         self._abreast.close()
         self._api.close()
 
@@ -353,7 +361,10 @@ class KubernetesStore(Datastore):
     # --- watching ------------------------------------------------------------------------------------------
 
     def watch(self, scope: Scope, since: Revision) -> Watch:
-        return Watch(self, self._api, self._collection(scope), scope, since, self._closed)
+        watch = Watch(self, self._api, self._collection(scope), scope, since, self._closed)
+        with self._lock:
+            self._watches.add(watch)
+        return watch
 
 
 def _worded(error: IPAMError, write: Write) -> IPAMError:

@@ -5,18 +5,21 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
 
 from calico_ipam.datastore.api import Damaged, Entry, Event, Listing, Revision
 from calico_ipam.datastore.kube.api import KubeApi, Request
-from calico_ipam.datastore.kube.errors import Expired
-from calico_ipam.datastore.kube.objects import entry_of, marked_deleted, meta, within_scope
+from calico_ipam.datastore.kube.errors import Expired, history_gone
+from calico_ipam.datastore.kube.objects import entry_of, marked_deleted, meta, shown_path, within_scope
 from calico_ipam.datastore.kube.paths import Collection
-from calico_ipam.errors import DeadlineExceeded, IPAMError, NotFound, StoreError
-from calico_ipam.model.keys import Key, Scope
+from calico_ipam.errors import DeadlineExceeded, IPAMError, NotFound, StoreError, StoreUnavailable
+from calico_ipam.model.keys import Affinities, Blocks, Resources, Scope
 from calico_ipam.model.resource import mapping
 
 if TYPE_CHECKING:
@@ -29,14 +32,19 @@ WATCH_SECONDS = 120.0
 #: seconds beyond that before the line counts as dead
 GRACE = 15.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
-#: seconds between looks at a collection whose definition is not installed
-POLL = 5.0
+#: seconds from one list to the next, and to the next look at a collection whose definition is not installed
+RESYNC, POLL = 0.5, 5.0
+#: so many errors without progress, and everything is listed again
+MOST_ERRORS = 5
+#: seconds without an answer after which the watch fails
+OUTAGE = 600.0
 
 
 class Watch(Iterator[Event]):
     """Changes of a scope after a revision, for ever; an empty revision begins with what is there.
 
     What was seen is remembered, so that removals which happened while nobody was looking are told after a new list.
+    What a list tells has no revision to go on from; the bookmark behind it has.
     """
 
     def __init__(
@@ -51,24 +59,26 @@ class Watch(Iterator[Event]):
         self._store = store
         self._api = api
         self._collection = collection
-        self._scope = scope
+        self._scope = _exact(scope)
         self._revision = since
         self._store_closed = store_closed
         self._closed = threading.Event()
-        self._known: dict[Key, Entry] = {}
+        self._known: dict[str, Entry | Damaged] = {}  # by path
         self._marked: set[str] = set()  # UIDs whose removal has been told when they were marked
         self._queue: deque[Event] = deque()
         self._stream: _Stream | None = None
         self._pause = 0.0
+        self._errors = 0
+        self._next_list = float("-inf")
+        self._contact = time.monotonic()
 
     def close(self) -> None:
         """End the iteration, also one that waits in another thread."""
         self._closed.set()
-        stream = self._stream
-        if stream is not None:
-            stream.end()
+        self._leave()
 
     def __next__(self) -> Event:
+        self._contact = time.monotonic()  # the time that somebody took between two events is no silence
         while not self._ended():
             if self._queue:
                 return self._queue.popleft()
@@ -81,11 +91,22 @@ class Watch(Iterator[Event]):
                 self._revision = ""
             except IPAMError as error:
                 self._leave()
-                self._pause = min(LONGEST_PAUSE, self._pause * 2 or FIRST_PAUSE)
-                log.warning("watch of %s waits %.1f s: %s", self._scope, self._pause, error)
-                self._wait(self._pause)
+                self._failed(error)
         self._leave()
         raise StopIteration
+
+    def _failed(self, error: IPAMError) -> None:
+        """Wait after an error, longer from one to the next. Raises it when nobody has answered for too long."""
+        if self._ended():
+            return
+        if time.monotonic() - self._contact > OUTAGE:
+            raise error
+        self._errors += not isinstance(error, StoreUnavailable)  # who does not answer says nothing of the revision
+        if self._errors >= MOST_ERRORS:
+            self._errors, self._revision = 0, ""
+        self._pause = min(LONGEST_PAUSE, self._pause * 2 or FIRST_PAUSE)
+        log.warning("watch of %s waits %.1f s: %s", self._scope, self._pause, error)
+        self._wait(self._pause)
 
     def _ended(self) -> bool:
         return self._closed.is_set() or self._store_closed.is_set()
@@ -108,37 +129,45 @@ class Watch(Iterator[Event]):
     # --- one step ------------------------------------------------------------------------------------------
 
     def _step(self) -> None:
+        stream = self._stream
         if not self._revision:
             self._list()
-        elif self._stream is None:
+        elif stream is None or stream.foreign:
             self._open()
         else:
-            line = self._stream.next_line()
-            if line is None:
-                self._stream = None  # the server ended it, as it does after a while
-            else:
+            line = stream.next_line()
+            if line is not None:
                 self._told(line)
+                return
+            self._stream = None  # the server ended it, as it does after a while
+            if stream.silent and not self._ended():
+                self._check_history()
 
     def _list(self) -> None:
-        listing = self._store.list(self._scope)
-        if not listing.revision:
-            self._wait(POLL)  # the definition is not installed yet
+        self._wait(self._next_list - time.monotonic())
+        if self._ended():
             return
+        listing = self._store.list(self._scope)
+        self._contact = time.monotonic()
+        self._next_list = self._contact + (RESYNC if listing.revision else POLL)
         self._queue.extend(self._differences(listing))
-        self._revision = listing.revision
         self._marked.clear()
+        self._revision = listing.revision
+        if self._revision:
+            self._queue.append(Event("bookmark", self._revision))
 
     def _differences(self, listing: Listing) -> Iterator[Event]:
-        now = {entry.key: entry for entry in listing}
-        for key in [key for key in self._known if key not in now]:
-            yield Event("deleted", listing.revision, self._known.pop(key))
-        for damaged in listing.damaged:
-            yield Event("damaged", listing.revision, damaged=damaged)
-        for key, entry in now.items():
-            before = self._known.get(key)
-            self._known[key] = entry
-            if before is None or before.revision != entry.revision:
-                yield Event("added" if before is None else "modified", listing.revision, entry)
+        now = {self._path(found): found for found in (*listing, *listing.damaged)}
+        for path in [path for path in self._known if path not in now]:
+            yield _event("deleted", "", self._known.pop(path))
+        for path, found in now.items():
+            before = self._known.get(path)
+            self._known[path] = found
+            if before is None or before.revision != found.revision:
+                yield _event("added" if before is None else "modified", "", found)
+
+    def _path(self, found: Entry | Damaged) -> str:
+        return found.path if isinstance(found, Damaged) else shown_path(self._collection.kind, found.origin)
 
     def _open(self) -> None:
         deadline = self._store.deadline
@@ -156,9 +185,20 @@ class Watch(Iterator[Event]):
         except NotFound:
             self._revision = ""  # the definition went away
             return
+        self._contact = time.monotonic()
         self._stream = _Stream(response)
         if self._ended():  # closed while it was being opened, and nobody would wake it
             self._leave()
+
+    def _check_history(self) -> None:
+        """Ask whether the server has come to our revision. Raises Expired if not.
+
+        A server that was restored from a backup would let us wait in silence for a revision that is of another history.
+        """
+        query = {"resourceVersion": self._revision, "resourceVersionMatch": "NotOlderThan", "limit": "1"}
+        request = Request("GET", self._collection.path, {**self._collection.query, **query}, verb="list")
+        with contextlib.suppress(NotFound):  # the next step finds that out
+            self._api.call(request, self._store.deadline)
 
     # --- what the server says ------------------------------------------------------------------------------
 
@@ -172,46 +212,74 @@ class Watch(Iterator[Event]):
         kind, document = str(raw.get("type")), mapping(raw.get("object"))
         if kind == "ERROR":
             text = str(document.get("message") or "no reason given")
-            if document.get("code") == 410 or document.get("reason") in ("Expired", "Gone"):
+            if history_gone(document):
                 raise Expired(text)
             raise StoreError(f"the watch of {self._scope} failed: {text}")
-        self._pause = 0.0
+        self._pause, self._errors, self._contact = 0.0, 0, time.monotonic()
         self._revision = meta(document, "resourceVersion") or self._revision
         if kind == "BOOKMARK":
             self._queue.append(Event("bookmark", self._revision))
             return
-        event = self._event(kind, document)
+        event = self._change(kind, document)
         if event is not None:
             self._queue.append(event)
 
-    def _event(self, kind: str, document: Mapping[str, Any]) -> Event | None:
+    def _change(self, kind: str, document: Mapping[str, Any]) -> Event | None:
         found = entry_of(self._collection.kind, document, self._store.group)
-        if isinstance(found, Damaged):
-            return None if kind == "DELETED" else Event("damaged", self._revision, damaged=found)
-        if not within_scope(self._scope, found):
+        if isinstance(found, Entry) and not within_scope(self._scope, found):
             return None
-        if kind == "DELETED" or marked_deleted(found):
+        path, uid = self._path(found), meta(document, "uid")
+        if kind == "DELETED" or (isinstance(found, Entry) and marked_deleted(found)):
             # Marked as deleted is gone (datastore §14.3); the removal that follows says nothing new.
-            last = self._known.pop(found.key, found)
-            told = found.uid in self._marked
-            (self._marked.discard if kind == "DELETED" else self._marked.add)(found.uid)
-            return None if told else Event("deleted", self._revision, last)
-        new = kind == "ADDED" and found.key not in self._known
-        self._known[found.key] = found
-        return Event("added" if new else "modified", self._revision, found)
+            last = self._known.pop(path, found)
+            told = uid in self._marked
+            (self._marked.discard if kind == "DELETED" else self._marked.add)(uid)
+            return None if told else _event("deleted", self._revision, last)
+        new = kind == "ADDED" and path not in self._known
+        self._known[path] = found
+        return _event("added" if new else "modified", self._revision, found)
+
+
+def _exact(scope: Scope) -> Scope:
+    """Return the scope of whole objects as they are now: what is told is compared with what was told before."""
+    if isinstance(scope, Resources):
+        return replace(scope, only=())
+    return replace(scope, recent=False) if isinstance(scope, Blocks | Affinities) else scope
+
+
+def _event(kind: Literal["added", "modified", "deleted"], revision: Revision, found: Entry | Damaged) -> Event:
+    if isinstance(found, Entry):
+        return Event(kind, revision, found)
+    return Event("deleted" if kind == "deleted" else "damaged", revision, damaged=found)
 
 
 class _Stream:
-    """The lines of one watch request."""
+    """The lines of one watch request. One thread reads them; any may end it, and whoever comes last closes it."""
 
     def __init__(self, response: Any) -> None:
         self._response = response
         self._pieces: Iterator[bytes] = response.stream(amt=None)
         self._lines: deque[bytes] = deque()
         self._rest = b""
+        self._reading = threading.Lock()
+        self._over = False
+        self._pid = os.getpid()
+        self.silent = True  #: whether it has not had a single line
+
+    @property
+    def foreign(self) -> bool:
+        """Whether it belongs to the process that forked this one, and reads what is sent to us."""
+        return self._pid != os.getpid()
 
     def next_line(self) -> bytes | None:
         """Return the next line as soon as it is there; None when the answer ends, in whatever way."""
+        with self._reading:
+            line = None if self._over else self._read()
+        if line is None or self._over:
+            self.end()
+        return line
+
+    def _read(self) -> bytes | None:
         from urllib3.exceptions import HTTPError
 
         while not self._lines:
@@ -221,13 +289,23 @@ class _Stream:
                 log.debug("a watch broke: %s", error)
                 piece = None
             if piece is None:
-                self._response.close()
                 return None
             *lines, self._rest = (self._rest + piece).split(b"\n")
             self._lines.extend(line for line in lines if line.strip())
+        self.silent = False
         return self._lines.popleft()
 
     def end(self) -> None:
-        """End the answer; a thread that waits for its next line gets None."""
-        with contextlib.suppress(OSError, ValueError, RuntimeError):  # it has ended already
+        """End the answer and close its socket; a thread that waits for its next line gets None."""
+        self._over = True
+        if self.foreign:
+            return  # shutting the socket down would end it for the parent
+        if self._reading.acquire(blocking=False):
+            try:
+                self._response.close()
+            finally:
+                self._reading.release()
+            return
+        # Somebody reads: he is woken, and closes it. TypeError: urllib3's word for a close in this very moment.
+        with contextlib.suppress(OSError, ValueError, RuntimeError, TypeError):
             self._response.shutdown()

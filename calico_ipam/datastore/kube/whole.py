@@ -10,11 +10,14 @@ from __future__ import annotations
 import http.client
 import io
 import socket
+import ssl
 import time
 from typing import Any
 
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
+from urllib3.exceptions import NewConnectionError
+from urllib3.util.ssl_match_hostname import CertificateError
 
 
 def bound_answers(pool_manager: Any) -> None:
@@ -71,6 +74,13 @@ class _HTTP(HTTPConnection):
 
 class _HTTPS(HTTPSConnection):
     response_class = _Answer
+
+    def connect(self) -> None:
+        """Connect. A handshake that fails is told apart from TLS that breaks later: nothing has been sent yet."""
+        try:
+            super().connect()
+        except (ssl.SSLError, CertificateError, TimeoutError) as error:
+            raise NewConnectionError(self, str(error)) from error
 
 
 class _BoundHTTP(HTTPConnectionPool):
