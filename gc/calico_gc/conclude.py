@@ -80,9 +80,10 @@ def conclude(controller: Controller, action: Action, answer: Answer) -> None:
         case ReleaseNode(), Done():
             _concluded_node(controller, action, answer, now)
         case Thaw(), Done() if error is None:
-            if answer.gone:
+            tracked = controller.state.blocks.get(action.cidr)
+            if answer.gone and tracked is not None and tracked.revision == action.revision:
                 controller.state.drop_block(action.cidr)
-            else:
+            elif not answer.gone:
                 controller.thawed[action.cidr] = action.revision
         case DeleteNode(), Done():
             _concluded_deletion(controller, action, answer, now)
@@ -132,13 +133,18 @@ def _concluded_give_back(controller: Controller, action: GiveBack, answer: Done,
         log.warning("empty block %s of %s was not released: %s", action.cidr, action.host, answer.error)
         controller.record.happened(now, "release-block", action.cidr, action.host, str(answer.error))
         return
+    tracked = controller.state.blocks.get(action.cidr)
+    as_before = (
+        tracked is not None and tracked.block is action.block
+    )  # else the watch knows newer things than this answer
     if answer.gone:
         controller.record.blocks_released += 1
         controller.record.happened(now, "release-block", action.cidr, action.host)
         controller.notify("EmptyBlockReleased", action.host, f"empty block {action.cidr} released")
-        controller.state.drop_block(action.cidr)
+        if as_before:
+            controller.state.drop_block(action.cidr)
         return
-    if answer.entry is not None:
+    if answer.entry is not None and as_before:
         controller.state.put_block(answer.entry.value, answer.entry.revision)
         tracked = controller.state.blocks[action.cidr]
         controller.refused[action.cidr] = tracked.revision

@@ -45,12 +45,14 @@ class PoolIndex:
         if resource.metadata.get("deletionTimestamp"):
             self.drop_pool(resource.name)
             return None
-        if resource.name in self.pools:
-            return None  # limit U13: a later update changes nothing that matters here, and cannot crash
+        known = self.pools.get(resource.name)
         try:
             cidr = parse_network(str(resource.spec.get("cidr") or ""))
-        except InvalidInput as error:
-            return f"pool {resource.name} has no CIDR that can be read and is left out: {error}"
+        except InvalidInput as error:  # limit U13: an update that cannot be understood changes nothing
+            return None if known else f"pool {resource.name} has no CIDR that can be read and is left out: {error}"
+        if known is not None and known.cidr == cidr:
+            return None
+        self.drop_pool(resource.name)  # one that went and came again with another CIDR
         size = resource.spec.get("blockSize")
         if not isinstance(size, int) or not cidr.prefixlen <= size <= cidr.max_prefixlen:
             size = max(cidr.prefixlen, 26 if cidr.version == 4 else 122)

@@ -34,13 +34,16 @@ STEPS = 60
 class Life:
     """The cluster, and what is really so in it."""
 
-    def __init__(self, seed: int, *, kubernetes: bool) -> None:
+    def __init__(self, seed: int, *, kubernetes: bool, nameless: bool) -> None:
         self.chance = random.Random(seed)
         self.world = World(
             kubernetes=kubernetes,
-            options=Options(rules=Rules(leak_grace=GRACE), handles=HandleOptions(grace=300.0, rate=0.0)),
+            options=Options(
+                rules=Rules(leak_grace=GRACE, nameless=nameless), handles=HandleOptions(grace=300.0, rate=0.0)
+            ),
         )
         self.kubernetes = kubernetes
+        self.nameless = nameless  #: some addresses have no handle, or no node
         self.running: dict[str, tuple[str, str, str]] = {}  #: pod -> (handle, node, address)
         self.containers = 0
         self.ours = False  #: a write of the cluster's, not of the collector
@@ -67,7 +70,7 @@ class Life:
 
     def _judged(self, *writes: Write) -> Sequence[Entry]:
         if not self.ours:
-            alive = {handle for handle, _, _ in self.running.values()}
+            alive = {address for _, _, address in self.running.values()}
             for write in writes:
                 if isinstance(write, Update | Delete) and isinstance(write.key, BlockKey):
                     after = write.value if isinstance(write, Update) else None
@@ -91,6 +94,10 @@ class Life:
             return
         self.containers += 1
         handle, ordinal = f"net.{self.containers:04}", self.chance.choice(free)
+        attrs = pod_attrs(node, name)
+        if self.nameless and self.chance.random() < 0.5:
+            handle = self.chance.choice(("", handle))
+            attrs = {key: value for key, value in attrs.items() if key != "node" or self.chance.random() < 0.5}
         entry = self.world.store.get(BlockKey(block.cidr))
         slots = list(block.allocations)
         slots[ordinal] = len(block.attributes)
@@ -101,12 +108,13 @@ class Life:
                     block,
                     allocations=tuple(slots),
                     unallocated=tuple(o for o in block.unallocated if o != ordinal),
-                    attributes=(*block.attributes, Attribute(handle, pod_attrs(node, name))),
+                    attributes=(*block.attributes, Attribute(handle or None, attrs)),
                     sequence_for={**block.sequence_for, ordinal: block.sequence_number},
                 ).bumped(),
             )
         )
-        add_to_handle(self.world, handle, cidr)
+        if handle:
+            add_to_handle(self.world, handle, cidr)
         self.running[name] = handle, node, str(block.address(ordinal))
         running_pod(self.world, name, node)
 
@@ -186,18 +194,19 @@ class Life:
 
 
 def held(block: Any) -> set[str]:
-    return {attribute.clean_handle for _, attribute in block.taken() if attribute.handle and not attribute.cold}
+    return {str(block.address(ordinal)) for ordinal, attribute in block.taken() if not attribute.cold}
 
 
+@pytest.mark.parametrize("nameless", [False, True], ids=["named", "nameless"])
 @pytest.mark.parametrize("kubernetes", [True, False], ids=["kubernetes", "etcd"])
 @pytest.mark.parametrize("seed", range(2))
-def test_nothing_that_lives_is_released_and_all_that_is_dead(seed: int, kubernetes: bool) -> None:
-    life = Life(seed, kubernetes=kubernetes)
+def test_nothing_that_lives_is_released_and_all_that_is_dead(seed: int, kubernetes: bool, nameless: bool) -> None:
+    life = Life(seed, kubernetes=kubernetes, nameless=nameless)
     for _ in range(STEPS):
         life.step()
     life.calm()
     kept: set[str] = set()
     for cidr in BLOCKS.values():
         kept |= held(block) if (block := stored_block(life.world, cidr)) is not None else set()
-    assert kept == {handle for handle, _, _ in life.running.values()}
+    assert kept == {address for _, _, address in life.running.values()}
     assert life.containers > 5

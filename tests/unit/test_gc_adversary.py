@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from calico_gc import intake, suspicion
+from calico_gc.act import Done, GiveBack, Thaw
 from calico_gc.assembly import Collector, Place
 from calico_gc.decide import Rules
 from calico_gc.facts import VirtualMachines, cached_pod
@@ -27,6 +28,7 @@ from calico_ipam.datastore.documents import Row
 from calico_ipam.errors import StoreUnavailable, Unauthorized
 from calico_ipam.model.addresses import parse_network
 from calico_ipam.model.block import Attribute
+from calico_ipam.model.config import IPAMConfig
 from calico_ipam.model.handle import Handle
 from calico_ipam.model.keys import BlockKey, HandleKey, ResourceKey
 from calico_ipam.model.resource import IP_POOL, NODE, WORKLOAD_ENDPOINT, Resource
@@ -36,6 +38,7 @@ from tests.gc_things import (
     drop,
     holders,
     pod_attrs,
+    pool,
     put,
     ready,
     running_pod,
@@ -556,3 +559,38 @@ def test_a_datastore_that_is_away_while_labels_are_copied_ends_nothing(monkeypat
     monkeypatch.undo()
     world.run(700)
     assert world.store.get(ResourceKey(NODE, "n1")).value.labels == {"zone": "a"}
+
+
+def test_an_answer_that_is_older_than_what_the_watch_told_changes_nothing() -> None:
+    world = world_of()
+    running_pod(world, "p", "n1", "10.0.0.1")
+    add_block(world, CIDR, "n1")
+    world.start()
+    before = world.state.blocks[CIDR]
+    old = world.store.get(BlockKey(parse_network(CIDR)))
+    add_block(world, CIDR, "n1", {1: ("net.p", pod_attrs("n1", "p"))})
+    world.settle()
+    newer = world.state.blocks[CIDR]
+    give_back = GiveBack(CIDR, "n1", before.block)
+    for action, answer in (
+        (give_back, Done(gone=True)),
+        (give_back, Done(entry=old, note="no-affinity-row")),
+        (Thaw(CIDR, before.revision, IPAMConfig()), Done(gone=True)),
+    ):
+        world.controller.conclude(action, answer)
+        assert world.state.blocks[CIDR] is newer
+        world.check()
+
+
+def test_a_pool_that_comes_again_with_another_cidr() -> None:
+    """Of one object only the newest change waits, so its end may never be told."""
+    world = world_of()
+    add_block(world, CIDR, "n1")
+    pool(world, "p", "10.0.0.0/24")
+    world.start()
+    assert world.state.pools.of_block == {CIDR: "p"}
+    for cidr, mine in (("10.1.0.0/24", "no_ippool"), ("nonsense", "no_ippool"), ("10.0.0.0/16", "p")):
+        world.changed(Change(IP_POOL, "p", Resource.new(IP_POOL, "p", {"cidr": cidr})))
+        world.settle()
+        assert world.state.pools.of_block == {CIDR: mine}
+    assert str(world.state.pools.pools["p"].cidr) == "10.0.0.0/16"

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from calico_gc.decide import Rules
 from calico_gc.facts import track
+from calico_gc.main import parse
 from calico_gc.metrics import own
 from calico_gc.nameless import collectable
 from calico_gc.options import Options
 from calico_gc.report import report
+from calico_gc.settings import load
 from calico_gc.view import view_of
 
 from calico_ipam.datastore.api import Update
@@ -256,3 +259,16 @@ def test_what_becomes_of_one_while_it_is_suspected() -> None:
     drop(world, BlockKey(block_of(world, CIDR).cidr))
     world.settle()
     assert world.state.suspects == {}
+
+
+@pytest.mark.parametrize("where", ["flag", "environment", "file"])
+def test_it_is_asked_for_as_every_other_setting(where: str, tmp_path: Path) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text("nameless-addresses: true\n")
+    flags, environ = {
+        "flag": (parse(["--nameless-addresses"]), {}),
+        "environment": ({}, {"GC_NAMELESS_ADDRESSES": "true"}),
+        "file": ({"config": str(file)}, {}),
+    }[where]
+    assert load(flags, environ).options(None, etcd=False).rules.nameless
+    assert not load({}, {}).options(None, etcd=False).rules.nameless
