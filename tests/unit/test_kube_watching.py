@@ -16,7 +16,8 @@ from calico_ipam.datastore.api import Deadline, Event
 from calico_ipam.datastore.kube import watch as watching
 from calico_ipam.datastore.kube.store import KubernetesStore
 from calico_ipam.errors import DeadlineExceeded, StoreUnavailable
-from calico_ipam.model.keys import Blocks, Handles
+from calico_ipam.model.keys import Blocks, Handles, Resources
+from calico_ipam.model.resource import WORKLOAD_ENDPOINT
 from tests.bad_api import BadApi, Behaviour, Received, answering, closing, hanging, in_turn, status_body
 
 PATIENCE = 20.0  # seconds
@@ -288,7 +289,25 @@ def test_what_a_list_finds_damaged_is_not_gone() -> None:
 
 def test_what_was_recently_there_is_no_beginning() -> None:
     with BadApi(in_turn(listing("9"), hanging)) as bad, KubernetesStore(bad.settings()) as store:
-        watch = store.within(Deadline.after(PATIENCE)).watch(Blocks(recent=True), "")
+        watch = store.within(Deadline.after(PATIENCE)).watch(Blocks(recent=True, writable=False), "")
         assert told(watch, 1) == [("bookmark", "", "9")]
         assert bad.requests[0].headers["accept"] == "application/json"
         assert "resourceVersion" not in bad.requests[0].path
+
+
+def test_handles_that_are_only_looked_at_can_be_told_apart() -> None:
+    behaviour = in_turn(listing("9", handle("a", "5")), answering(200, error(410)), listing("12"), hanging)
+    with BadApi(behaviour) as bad, KubernetesStore(bad.settings()) as store:
+        watch = store.within(Deadline.after(PATIENCE)).watch(Handles(writable=False), "")
+        assert [event[0] for event in told(watch, 3)] == ["added", "bookmark", "deleted"]
+
+
+def test_a_pod_that_waits_for_its_node_is_no_endpoint_yet() -> None:
+    metadata = {"name": "p", "namespace": "d", "resourceVersion": "8", "uid": "u"}
+    events = (
+        ("ADDED", {"metadata": metadata, "spec": {}}),
+        ("MODIFIED", {"metadata": metadata, "spec": {"nodeName": "n"}}),
+    )
+    with BadApi(open_ended(*events)) as bad, KubernetesStore(bad.settings()) as store:
+        watch = store.within(Deadline.after(PATIENCE)).watch(Resources(WORKLOAD_ENDPOINT), "5")
+        assert told(watch, 1) == [("modified", "WorkloadEndpoint(d/n-k8s-p-eth0)", "8")]

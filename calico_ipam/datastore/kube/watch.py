@@ -18,9 +18,10 @@ from calico_ipam.datastore.kube.api import KubeApi, Request
 from calico_ipam.datastore.kube.errors import Expired, history_gone
 from calico_ipam.datastore.kube.objects import entry_of, marked_deleted, meta, shown_path, within_scope
 from calico_ipam.datastore.kube.paths import Collection
+from calico_ipam.datastore.kube.pods import exposed
 from calico_ipam.errors import DeadlineExceeded, IPAMError, NotFound, StoreError, StoreUnavailable
-from calico_ipam.model.keys import Affinities, Blocks, Resources, Scope
-from calico_ipam.model.resource import mapping
+from calico_ipam.model.keys import Affinities, Blocks, Handles, Resources, Scope
+from calico_ipam.model.resource import WORKLOAD_ENDPOINT, mapping
 
 if TYPE_CHECKING:
     from calico_ipam.datastore.kube.store import KubernetesStore
@@ -225,6 +226,8 @@ class Watch(Iterator[Event]):
             self._queue.append(event)
 
     def _change(self, kind: str, document: Mapping[str, Any]) -> Event | None:
+        if self._collection.kind == WORKLOAD_ENDPOINT and not exposed(document):
+            return None  # not scheduled yet, or in the network of its node
         found = entry_of(self._collection.kind, document, self._store.group)
         if isinstance(found, Entry) and not within_scope(self._scope, found):
             return None
@@ -242,9 +245,15 @@ class Watch(Iterator[Event]):
 
 def _exact(scope: Scope) -> Scope:
     """Return the scope of whole objects as they are now: what is told is compared with what was told before."""
-    if isinstance(scope, Resources):
-        return replace(scope, only=())
-    return replace(scope, recent=False) if isinstance(scope, Blocks | Affinities) else scope
+    match scope:
+        case Blocks():
+            return replace(scope, recent=False, writable=True)
+        case Affinities():
+            return replace(scope, recent=False)
+        case Handles():
+            return replace(scope, writable=True)
+        case Resources():
+            return replace(scope, only=())
 
 
 def _event(kind: Literal["added", "modified", "deleted"], revision: Revision, found: Entry | Damaged) -> Event:
