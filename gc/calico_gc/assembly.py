@@ -198,12 +198,12 @@ class Collector:
     def _may_go_without_lease(self, error: Forbidden) -> bool:
         """In upstream's place there are no rights for leases; compare-and-swap keeps two from harm (ruling 19)."""
         if not self.place.drop_in:
-            log.error("leases cannot be used: %s", error)
+            log.error("%s", error)
             self.loop.fail(error)
             return False
         if not self.unelected:
             self.unelected = True
-            log.warning("leases cannot be used, running without election: %s", error)
+            log.warning("running without election: %s", error)
             self._won()
         return True
 

@@ -19,7 +19,7 @@ from calico_gc.gate import NotAllowed
 from calico_gc.timing import Clock
 from calico_ipam.datastore.api import Deadline
 from calico_ipam.datastore.kube.api import KubeApi, Request
-from calico_ipam.errors import AlreadyExists, Conflict, IPAMError, NotFound, Unauthorized
+from calico_ipam.errors import AlreadyExists, Conflict, IPAMError, NotFound, RefusedError, Unauthorized
 from calico_ipam.model.resource import mapping
 
 log = logging.getLogger(__name__)
@@ -36,8 +36,14 @@ def _patience(declared: object) -> float:
     return min(LONGEST, max(DURATION, float(declared))) if isinstance(declared, int) else DURATION
 
 
-class Forbidden(Exception):
+class Forbidden(RefusedError):
     """We may not touch leases at all."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(
+            f"leases cannot be used, so nobody can tell who acts: {reason}",
+            hint="Grant the rights of gc/deploy/rbac-gc.yaml, or start one instance alone with --leader-elect=false.",
+        )
 
 
 def micro_time(nanoseconds: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from calico_gc import main as program
 from calico_gc.assembly import Collector, Place
 from calico_gc.gate import NotAllowed
 from calico_gc.leader import Election, Forbidden, Leases
@@ -142,6 +143,20 @@ def test_leases_out_of_reach_say_so() -> None:
     api.error = Unauthorized('leases.coordination.k8s.io is forbidden: User "x" cannot get resource')
     with pytest.raises(Forbidden, match="forbidden"):
         candidate(api, clock, "a").step()
+
+
+def test_leases_out_of_reach_end_the_program_with_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def out_of_reach(*_: object) -> int:
+        raise Forbidden("User x cannot get leases")
+
+    monkeypatch.setattr(program, "_run", out_of_reach)
+    monkeypatch.setattr(program, "_log_to_stderr", lambda *_: None)  # the log of the tests stays as it is
+    assert program.main([], {}) == 1
+    told = capsys.readouterr().err
+    assert told.startswith("calico-gc: leases cannot be used") and "--leader-elect=false" in told
+    assert "Traceback" not in told
 
 
 REFUSAL = Unauthorized('leases.coordination.k8s.io is forbidden: User "x" cannot get resource')
