@@ -290,7 +290,7 @@ class Service:
         loop, probes, metrics = self._collector.loop, self._probes, self._collector.metrics
         sources = Sources(probes.not_live, probes.not_ready, lambda: table(probes.said()))
         if name != "health":
-            sources = replace(sources, view=loop.view, metrics=metrics.page)
+            sources = replace(sources, view=loop.view, metrics=metrics.page, page_for_all=not self._place.drop_in)
         server = Server(host, port, sources, origin=self._place.store.name)
         server.start()
         log.info("%s: http://%s:%d", name, host or "*", server.port)

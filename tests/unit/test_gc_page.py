@@ -387,6 +387,18 @@ def test_answers(method: str, path: str, status: int, kind: str, body: str) -> N
         assert policy.startswith("default-src 'none'; ") and "unsafe" not in policy and "http" not in policy
 
 
+@pytest.mark.parametrize(
+    ("client", "local"),
+    [("127.0.0.1", True), ("::1", True), ("::ffff:127.0.0.1", True), ("10.0.0.7", False), ("fe80::1%eth0", False)],
+)
+def test_in_upstreams_place_only_this_host_sees_the_page(client: str, local: bool) -> None:
+    """Its port is open to everybody, since upstream's is; the page has no login."""
+    router = Router(replace(sources(small_view()), page_for_all=False))
+    assert int(router.answer("/", client).status) == (200 if local else 403)
+    assert [int(router.answer(path, client).status) for path in ("/metrics", "/healthz")] == [200, 200]
+    assert int(Router(sources(small_view())).answer("/", client).status) == 200, "who listens elsewhere was told to"
+
+
 def test_before_the_first_view_there_is_no_page() -> None:
     with served(sources(None)) as connection:
         connection.request("GET", "/")

@@ -17,6 +17,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from calico_gc.view import View
 from calico_gc.web.site import NoSuchPage, Page, Site, templates
+from calico_ipam.model.addresses import parse_address
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +36,7 @@ class Sources:
 
     ``live`` is about the process, ``ready`` about its data: why not, empty when all is well. ``table``: what upstream's
     probes show beside. ``view``: the newest view, or None while there is none; without ``view`` and ``metrics`` only
-    probes are answered.
+    probes are answered. ``page_for_all``: others than this host may see the page, too, which has no login.
     """
 
     live: Callable[[], str]
@@ -43,6 +44,7 @@ class Sources:
     table: Callable[[], str] = str
     view: Callable[[], View | None] | None = None
     metrics: Callable[[], str] | None = None
+    page_for_all: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +68,8 @@ class Router:
         self._templates = templates()
         self._newest: tuple[float, Site] | None = None
 
-    def answer(self, target: str) -> Answer:
-        """Return the answer to a request for ``target``, the query included."""
+    def answer(self, target: str, client: str = "127.0.0.1") -> Answer:
+        """Return the answer to a request for ``target``, the query included. ``client``: who asks, an IP address."""
         parts, sources = urlsplit(target), self._sources
         match parts.path:
             case "/metrics" if sources.metrics is not None:
@@ -80,6 +82,9 @@ class Router:
                 return _upstreams_health(sources.live(), sources.table())
             case "/readiness":
                 return _upstreams_health(sources.ready(), sources.table())
+            case _ if sources.view is not None and not (sources.page_for_all or _local(client)):
+                text = "The page is shown to this host only: use kubectl port-forward.\n"
+                return Answer(HTTPStatus.FORBIDDEN, text, TEXT_TYPE)
             case _ if sources.view is not None:
                 return self._page(parts.path, dict(parse_qsl(parts.query)), sources.view)
             case _:
@@ -108,6 +113,11 @@ class Router:
         site = Site(view, self._templates, origin=self._origin)
         self._newest = time.monotonic(), site
         return site
+
+
+def _local(client: str) -> bool:
+    """Tell whether an address is this host's own; a socket of both families shows IPv4 addresses as IPv6."""
+    return parse_address(client.removeprefix("::ffff:").partition("%")[0]).is_loopback
 
 
 def _health(wrong: str) -> Answer:
@@ -139,7 +149,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send(self, *, with_body: bool) -> None:
         try:
-            answer = self._router.answer(self.path)
+            answer = self._router.answer(self.path, self.client_address[0])
         except Exception:
             # One request must not end the server, nor may its client see more than that it failed.
             log.exception("the answer to %r could not be made", self.path)
