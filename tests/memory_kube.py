@@ -61,6 +61,8 @@ class MemoryApi:
                 return self._create(request.path, copy.deepcopy(request.body))
             case "PUT":
                 return self._replace(request.path, copy.deepcopy(request.body))
+            case "PATCH":
+                return self._merge(request.path.removesuffix("/status"), request.body or {})
             case "DELETE":
                 return self._delete(request.path, request.body or {})
         raise NotImplementedError(str(request))
@@ -105,6 +107,14 @@ class MemoryApi:
             body["status"] = found["status"]
         return 200, found if body == found else self._store(path, body)
 
+    def _merge(self, path: str, patch: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
+        found = self.objects.get(path)
+        if found is None:
+            return self._get(path)
+        if patch.get("metadata", {}).get("resourceVersion") not in (None, found["metadata"]["resourceVersion"]):
+            return _no("Conflict", 409, f"{_what(path)}: the object has been modified")
+        return 200, self._store(path, merged(found, patch))
+
     def _delete(self, path: str, options: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
         found = self.objects.get(path)
         if found is None:
@@ -132,6 +142,22 @@ class MemoryKubeStore(KubernetesStore):
     def __init__(self) -> None:
         super().__init__(MemoryApi.settings)
         self._api: Any = MemoryApi()
+
+    def add_node(self, name: str, **labels: str) -> None:
+        """Make a node, which the datastore itself must not."""
+        body = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}}
+        self._api.call(Request("POST", "/api/v1/nodes", body=body))
+
+
+def merged(document: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a document with a merge patch (RFC 7396) applied."""
+    made = {**document}
+    for key, value in patch.items():
+        if value is None:
+            made.pop(key, None)
+        else:
+            made[key] = merged(made.get(key) or {}, value) if isinstance(value, Mapping) else copy.deepcopy(value)
+    return made
 
 
 def selected(selector: str, labels: Mapping[str, str]) -> bool:

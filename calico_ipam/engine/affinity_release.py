@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from calico_ipam.datastore.api import Delete, Entry, Update, Write
+from calico_ipam.engine.claim import drop_row, row_and_block
 from calico_ipam.engine.world import CONFIG, Engine, World, node_key
 from calico_ipam.errors import (
     BlockClaimConflict,
@@ -18,7 +19,7 @@ from calico_ipam.model.addresses import Network
 from calico_ipam.model.affinity import PENDING_DELETION, BlockOwner
 from calico_ipam.model.block import Block
 from calico_ipam.model.config import IPAMConfig
-from calico_ipam.model.keys import AffinityKey, BlockKey
+from calico_ipam.model.keys import AffinityKey
 from calico_ipam.model.pool import pool_for
 
 log = logging.getLogger(__name__)
@@ -39,9 +40,8 @@ def release_affinity(
     """
     if not owner.host:
         raise InvalidInput("Hostname must be specified to release block affinity")
-    row_key, block_key = AffinityKey(owner, cidr), BlockKey(cidr)
-    snapshot = engine.store.read(row_key, block_key, CONFIG)
-    row, stored = snapshot.entry(row_key), snapshot.entry(block_key)
+    row_key = AffinityKey(owner, cidr)
+    row, stored, snapshot = row_and_block(engine, owner, cidr, CONFIG)
     if stored is None:
         # After a crash between the two deletes only the row is left: it goes too (limit L8).
         if row is None:
@@ -55,7 +55,7 @@ def release_affinity(
     if block.affinity is not None and not block.owned_by(owner):
         if row is None:
             raise NotFound(str(row_key))
-        _drop(engine, row)
+        drop_row(engine, row)
         raise BlockClaimConflict(str(cidr), block.affinity)
     if row is None and block.affinity is None:
         raise NotFound(str(row_key))
@@ -82,13 +82,6 @@ def _write(engine: Engine, row: Entry | None, stored: Entry, block: Block) -> No
             engine.store.commit(Delete(marked))
         except NotFound:
             log.debug("affinity %s is gone already", row.key)
-
-
-def _drop(engine: Engine, row: Entry) -> None:
-    try:
-        engine.store.commit(Delete(row))
-    except IPAMError as error:
-        log.warning("stale affinity %s could not be removed: %s", row.key, error)
 
 
 def release_if_unselected(engine: Engine, world: World, block: Block) -> None:

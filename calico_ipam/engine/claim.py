@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 
-from calico_ipam.datastore.api import Create, Delete, Entry, Update, Write
+from calico_ipam.datastore.api import Create, Delete, Entry, Snapshot, Update, Write
 from calico_ipam.engine.world import Engine
 from calico_ipam.errors import (
     AlreadyExists,
@@ -24,7 +24,7 @@ from calico_ipam.errors import (
 from calico_ipam.model.addresses import Network
 from calico_ipam.model.affinity import CONFIRMED, PENDING, Affinity, BlockOwner
 from calico_ipam.model.block import Block, HostReserved
-from calico_ipam.model.keys import AffinityKey, BlockKey
+from calico_ipam.model.keys import AffinityKey, BlockKey, Key
 
 log = logging.getLogger(__name__)
 
@@ -45,18 +45,16 @@ def claim_block(
     ``known`` is what the caller has just read: (affinity row, block); a wrong guess costs one more read.
     Raises BlockClaimConflict when the block is somebody else's or nobody's: an existing block is never adopted.
     """
-    row_key, block_key = AffinityKey(owner, cidr), BlockKey(cidr)
     for _ in engine.retry.tries(f"claiming block {cidr}"):
         if known is None:
-            snapshot = engine.store.read(row_key, block_key)
-            known = snapshot.entry(row_key), snapshot.entry(block_key)
+            known = row_and_block(engine, owner, cidr)[:2]
         row, block = known
         known = None
         try:
             if block is None:
                 return _create(engine, owner, cidr, row, reserved)
             if not block.value.owned_by(owner):
-                _drop_row(engine, row)
+                drop_row(engine, row)
                 raise BlockClaimConflict(str(cidr), block.value.affinity)
             return confirm(engine, owner, row, block)
         except NameTaken as error:
@@ -65,6 +63,27 @@ def claim_block(
         except (*LOST, OutcomeUnknown) as error:
             log.debug("claim of %s: %s; looking again", cidr, error)
     raise AssertionError("tries() never ends quietly")
+
+
+def row_and_block(
+    engine: Engine, owner: BlockOwner, cidr: Network, *more: Key
+) -> tuple[Entry | None, Entry | None, Snapshot]:
+    """Read an owner's affinity row and its block; the snapshot has ``more`` beside them.
+
+    Where every object is a request of its own, one of the two may be older than the other by a whole claim or release
+    of somebody else. When they do not fit together the one that is missing, or not the owner's, is therefore read
+    again: concluding from it would take the row from a block that has just been claimed, or leave it without one.
+    """
+    row_key, block_key = AffinityKey(owner, cidr), BlockKey(cidr)
+    snapshot = engine.store.read(row_key, block_key, *more)
+    row, block = snapshot.entry(row_key), snapshot.entry(block_key)
+    if not engine.store.capabilities.snapshot_reads:
+        ours = block is not None and block.value.owned_by(owner)
+        if row is not None and not ours:
+            block = engine.store.read(block_key).entry(block_key)
+        elif row is None and ours:
+            row = engine.store.read(row_key).entry(row_key)
+    return row, block, snapshot
 
 
 def _create(
@@ -115,7 +134,7 @@ def block_of_row(engine: Engine, owner: BlockOwner, row: Entry, block: Entry | N
     key = row.key
     assert isinstance(key, AffinityKey)  # noqa: S101  # rows come from affinity lists
     if block is not None and not block.value.owned_by(owner):
-        _drop_row(engine, row)
+        drop_row(engine, row)
         raise StaleAffinity(f"block {key.cidr} does not belong to {owner}", subject=str(key.cidr))
     if block is not None and row.value.usable:
         return block
@@ -125,11 +144,13 @@ def block_of_row(engine: Engine, owner: BlockOwner, row: Entry, block: Entry | N
         raise StaleAffinity(f"block {key.cidr} does not belong to {owner}", subject=str(key.cidr)) from error
 
 
-def _drop_row(engine: Engine, row: Entry | None) -> None:
+def drop_row(engine: Engine, row: Entry | None) -> None:
     """Remove a row that lost its block. Failing is no harm: the next use of the row finds it stale again."""
     if row is None:
         return
     try:
         engine.store.commit(Delete(row))
+    except NotFound:
+        log.debug("stale affinity %s is gone already", row.key)
     except IPAMError as error:
         log.warning("stale affinity %s could not be removed: %s", row.key, error)
