@@ -52,6 +52,25 @@ class LiveStoreContract:
         assert revisions == sorted(set(revisions))
         assert revisions[0] > int(since)
 
+    def test_without_a_revision_a_watch_begins_with_what_is_there(self, store: Datastore) -> None:
+        (gone,) = store.commit(handle("gone"))
+        store.commit(Delete(gone))
+        store.commit(handle("a"))
+        store.commit(handle("b"))
+        events = store.within(Deadline.after(PATIENCE)).watch(Handles(), "")
+        first = [next(events) for _ in range(3)]
+        assert [(e.kind, e.entry and e.entry.key.id) for e in first] == [
+            ("added", "a"),
+            ("added", "b"),
+            ("bookmark", None),
+        ]
+        store.commit(handle("c"))
+        again = store.within(Deadline.after(PATIENCE)).watch(Handles(), first[-1].revision)
+        for watch in (events, again):
+            event = next(e for e in watch if e.kind != "bookmark")
+            assert (event.kind, event.entry and event.entry.key.id) == ("added", "c")
+            cast(Any, watch).close()
+
     def test_a_watch_resumes_where_it_ended(self, store: Datastore, backend: Backend) -> None:
         since = store.list(Handles()).revision
         for number in range(10):
@@ -75,8 +94,10 @@ class LiveStoreContract:
     def test_a_closed_store_ends_its_watches(self, backend: Backend) -> None:
         store = backend.open()
         with ThreadPoolExecutor(1) as pool:
-            watching = pool.submit(lambda: list(store.watch(Blocks(), "0")))
-            assert not watching.done()
+            events = store.watch(Blocks(), "")
+            assert next(events).kind == "bookmark"
+            watching = pool.submit(lambda: [event for event in events if event.kind != "bookmark"])
+            time.sleep(0.2)  # so that it really waits
             store.close()
             assert watching.result(PATIENCE) == []
 

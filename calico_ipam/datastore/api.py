@@ -234,6 +234,9 @@ class Datastore(Protocol):
     def watch(self, scope: Scope, since: Revision) -> Iterator[Event]:
         """Yield changes after ``since``, for ever: resumes after interruptions, lists again after compaction.
 
+        Without a revision it begins with what is there, told as added, and a bookmark. What a list tells may have no
+        revision: whoever goes on must begin with the list again, or behind the bookmark.
+
         What was missed is told from a new list, deletions included, and a bookmark ends it. Only a watch that *begins*
         at a revision the store no longer remembers cannot know what was deleted before: it tells every object as added.
 

@@ -10,6 +10,7 @@ import builtins
 import re
 import time
 from abc import abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self
@@ -197,7 +198,14 @@ class DocumentStore(Datastore):
         ]
 
     def watch(self, scope: Scope, since: Revision) -> Iterator[Event]:
-        return Watch(self, scope, self._raw_watch(ranges_of(scope), since))
+        first: list[Event] = []
+        if not since:
+            there = self.list(scope)
+            since = there.revision
+            first = [Event("added", "", entry) for entry in there]
+            first += [Event("damaged", "", damaged=each) for each in there.damaged]
+            first.append(Event("bookmark", since))
+        return Watch(self, scope, first, self._raw_watch(ranges_of(scope), since))
 
     # --- texts and values ----------------------------------------------------------------------------------
 
@@ -299,12 +307,17 @@ class DocumentStore(Datastore):
 class Watch(Iterator[Event]):
     """The events of one watch. ``close`` ends it, also from another thread."""
 
-    def __init__(self, store: DocumentStore, scope: Scope, changes: Iterator[RawChange | Revision]) -> None:
+    def __init__(
+        self, store: DocumentStore, scope: Scope, first: Sequence[Event], changes: Iterator[RawChange | Revision]
+    ) -> None:
         self._store = store
         self._scope = scope
+        self._first = deque(first)
         self._changes = changes
 
     def __next__(self) -> Event:
+        if self._first:
+            return self._first.popleft()
         for change in self._changes:
             event = self._store._event(self._scope, change)
             if event is not None:
@@ -313,6 +326,7 @@ class Watch(Iterator[Event]):
 
     def close(self) -> None:
         """End the watch; a waiting ``next`` stops."""
+        self._first.clear()
         close = getattr(self._changes, "close", None)
         if close is not None:
             close()

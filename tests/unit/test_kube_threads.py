@@ -95,16 +95,25 @@ def test_calls_side_by_side_are_all_answered_when_their_threads_are_closed() -> 
 # --- fork ---------------------------------------------------------------------------------------------------
 
 
+def in_a_child(succeeds: Callable[[], bool]) -> bool:
+    """Tell whether something succeeds in a child of this process within ten seconds."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(10)
+            code = 0 if succeeds() else 1
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
 def test_a_child_does_not_wait_for_the_locks_of_its_parents_threads() -> None:
     with BadApi(NOTHING) as bad, KubernetesStore(bad.settings()) as store:
         assert store.read(CONFIG, HandleKey("h")).entry(CONFIG) is None
         with store.api._lock, store._abreast._lock:  # as another thread would hold them
-            child = os.fork()
-            if child == 0:
-                signal.alarm(10)
-                done = store.read(CONFIG, HandleKey("h")).entry(CONFIG) is None
-                os._exit(0 if done else 1)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+            assert in_a_child(lambda: store.read(CONFIG, HandleKey("h")).entry(CONFIG) is None)
         assert store.read(CONFIG, HandleKey("h")).entry(CONFIG) is None
 
 
@@ -124,14 +133,13 @@ def test_a_child_does_not_read_its_parents_watch() -> None:
     with BadApi(serve) as bad, KubernetesStore(bad.settings()) as store:
         watch = store.watch(Handles(), "5")
         assert next(watch).revision == "7"
-        child = os.fork()
-        if child == 0:
-            signal.alarm(10)
-            first = next(watch).revision  # of a watch of its own
-            watch.close()
+
+        def watches() -> bool:
+            first = next(watch).revision  # from a connection of its own
             store.close()
-            os._exit(0 if first == "7" else 1)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+            return first == "7"
+
+        assert in_a_child(watches)
         on.set()
         assert next(watch).revision == "8"
 

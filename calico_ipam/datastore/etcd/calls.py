@@ -89,7 +89,7 @@ class Calls:
         until = Deadline.after(seconds)
         try:
             if self.user and link.token is None:
-                self._log_in(link, seconds)
+                self._log_in(link, until)
             answer = work(link, until.remaining(), link.metadata())
         except ValueError:
             self.links.check_open()  # gRPC's word for a channel that was closed in this moment
@@ -105,18 +105,22 @@ class Calls:
                 raise
             # Refused is answered.
 
-    def _log_in(self, link: Link, seconds: float) -> None:
+    def _log_in(self, link: Link, until: Deadline) -> None:
         """Get a token. It lives five minutes after its last use by default, and not beyond a restart of the member."""
-        with link.login:
+        if not link.login.acquire(timeout=until.remaining()):
+            return  # somebody else's login takes all our time, and the request has none left
+        try:
             if link.token is not None:
                 return
             request = self._library.message("AuthenticateRequest")(name=self.user, password=self._password)
             try:
-                link.token = link.authenticate(request, timeout=seconds).token
+                link.token = link.authenticate(request, timeout=until.remaining()).token
             except self._library.grpc.RpcError as error:
                 if not authentication_is_off(error):
                     raise
                 link.token = ""
+        finally:
+            link.login.release()
 
     def _unknown(self, link: Link, failure: Failure) -> OutcomeUnknown:
         return OutcomeUnknown(

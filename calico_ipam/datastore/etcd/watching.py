@@ -19,7 +19,7 @@ from calico_ipam.datastore.etcd.calls import Calls, Gone
 from calico_ipam.datastore.etcd.failures import COMPACTED, Failure, Meaning, failure_of
 from calico_ipam.datastore.etcd.library import PROGRESS, Library
 from calico_ipam.datastore.paths import PathRange
-from calico_ipam.errors import DeadlineExceeded, StoreUnavailable, TransientError
+from calico_ipam.errors import DeadlineExceeded, IPAMError, StoreUnavailable, TransientError
 
 if TYPE_CHECKING:
     from calico_ipam.datastore.etcd.store import EtcdStore
@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 FIRST_PAUSE = 0.05  # seconds before a broken watch is opened again; doubled while it fails
 LONGEST_PAUSE = 2.0
 MOST_LOGINS = 3
+ROOM = 100  # answers that wait to be taken; etcd waits with the next ones (datastore §7)
 DELETE = 1  # mvccpb.Event.DELETE
 
 
@@ -64,13 +65,18 @@ class Changes(Iterator[RawChange | Revision]):
             stream.end()
 
     def __next__(self) -> RawChange | Revision:
+        self._contact = time.monotonic()  # the time that somebody took between two events is no silence
         while not self._ended():
             if self._queue:
                 return self._queue.popleft()
             self._check_time()
             try:
                 self._step()
-            except TransientError as error:
+            except IPAMError as error:
+                if self._ended():
+                    break  # closed while something was being asked
+                if not isinstance(error, TransientError):
+                    raise
                 log.warning("the watch on etcd waits for it to answer: %s", error)
                 self._wait()
         self._leave()
@@ -261,6 +267,7 @@ class Stream:
     def __init__(self, calls: Calls, library: Library, request: Any) -> None:
         self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._room: queue.SimpleQueue[None] = queue.SimpleQueue()  # one for each answer that was taken
         self._pid = os.getpid()
         self._lease = calls.links.link()
         self.link = self._lease.__enter__()
@@ -270,12 +277,15 @@ class Stream:
         self._requests.put(request.SerializeToString())
         # Bytes go out instead of messages, because etcd3 does not know the question for progress.
         start = library.watch(self.link.channel)
-        self._call = start(iter(self._requests.get, None), metadata=self.link.metadata())
-        thread = threading.Thread(
-            target=_collect, args=(self._call, self._answers, library), name="etcd-watch", daemon=True
-        )
-        self._end = weakref.finalize(self, _end, self._call, self._requests, self._lease, self._pid)
-        thread.start()
+        try:
+            self._call = start(iter(self._requests.get, None), metadata=self.link.metadata())
+        except ValueError:
+            self._lease.__exit__(None, None, None)
+            calls.links.check_open()  # gRPC's word for a channel that was closed in this moment
+            raise
+        self._end = weakref.finalize(self, _end, self._call, self._requests, self._room, self._lease, self._pid)
+        arguments = self._call, self._answers, self._room, library
+        threading.Thread(target=_collect, args=arguments, name="etcd-watch", daemon=True).start()
 
     @property
     def foreign(self) -> bool:
@@ -289,6 +299,7 @@ class Stream:
         except queue.Empty:
             return None
         self.asked = False
+        self._room.put(None)
         return answer
 
     def ask(self) -> None:
@@ -304,18 +315,24 @@ class Stream:
         self._end()
 
 
-def _collect(call: Any, answers: queue.SimpleQueue[Any], library: Library) -> None:
+def _collect(call: Any, answers: queue.SimpleQueue[Any], room: queue.SimpleQueue[None], library: Library) -> None:
+    """Take answers as long as there is room for them. The queues are such that a finalizer may use at any moment."""
     try:
-        for answer in call:
+        for number, answer in enumerate(call):
+            if number >= ROOM:
+                room.get()
             answers.put(answer)
         answers.put(Failure(Meaning.UNSURE, "", "ended the stream of events"))
     except library.grpc.RpcError as error:
         answers.put(failure_of(error))
 
 
-def _end(call: Any, requests: queue.SimpleQueue[bytes | None], lease: Any, pid: int) -> None:
+def _end(
+    call: Any, requests: queue.SimpleQueue[bytes | None], room: queue.SimpleQueue[None], lease: Any, pid: int
+) -> None:
     if pid != os.getpid():
         return  # the parent's: its threads are not here
     call.cancel()
     requests.put(None)
+    room.put(None)
     lease.__exit__(None, None, None)
