@@ -13,6 +13,9 @@ import pytest
 
 from calico_ipam.datastore.api import Create, Datastore, Deadline, Delete, Event, Update
 from calico_ipam.datastore.etcd import EtcdStore, Patience
+from calico_ipam.datastore.etcd.calls import Calls
+from calico_ipam.datastore.etcd.library import Library
+from calico_ipam.datastore.etcd.watching import ROOM
 from calico_ipam.datastore.settings import ETCD, Settings
 from calico_ipam.errors import DeadlineExceeded, StoreUnavailable
 from calico_ipam.model.addresses import parse_network
@@ -326,3 +329,50 @@ def test_nothing_is_lost_or_told_twice_in_bad_weather(etcd: Etcd, store: EtcdSto
     assert len(told) == len(set(told)) == 201
     assert proxy.connections > 8
     assert copy == {entry.key.id: entry.revision for entry in (*entries.values(), last)}
+
+
+# --- its reader ---------------------------------------------------------------------------------------------
+
+
+def test_a_slow_reader_holds_etcd_up_and_misses_nothing(store: EtcdStore) -> None:
+    watch: Any = store.watch(Handles(), store.list(Handles()).revision)
+    store.commit(handle("first"))
+    assert next(watch).kind == "added"
+    for number in range(3 * ROOM):
+        store.commit(handle(f"h{number}"))
+    waiting = watch._changes._stream._answers
+    wait_until(lambda: waiting.qsize() >= ROOM, 30, "answers that wait")
+    assert waiting.qsize() <= ROOM + 1
+    told = [next(watch).entry.key.id for _ in range(3 * ROOM)]
+    assert told == [f"h{number}" for number in range(3 * ROOM)]
+    store.commit(*(handle(f"i{number}") for number in range(100)))
+    watch.close()
+    wait_until(lambda: not [each for each in threading.enumerate() if each.name == "etcd-watch"], 30, "its thread")
+
+
+def test_a_reader_that_was_away_is_no_outage(etcd: Etcd, store: EtcdStore) -> None:
+    with opened(etcd.endpoint, patience=Patience(outage=0.2)) as watching:
+        watch = watching.watch(Handles(), store.list(Handles()).revision)
+        store.commit(handle("a"), handle("b"))
+        assert next(watch).kind == "added"
+        assert next(watch).kind == "added"
+        time.sleep(0.4)  # longer than the outage that is told
+        store.commit(handle("c"))
+        assert next(watch).kind == "added"
+
+
+@pytest.mark.parametrize("moment", ["before it asks", "before it opens the stream"])
+def test_a_store_that_is_closed_in_the_wrong_moment_ends_the_watch(
+    store: EtcdStore, moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch = store.watch(Handles(), store.list(Handles()).revision)
+    owner, name = (Calls, "settle") if moment == "before it asks" else (Library, "watch")
+    original = getattr(owner, name)
+
+    def closing_first(self: Any, argument: Any) -> Any:
+        result = original(self, argument)
+        store.close()
+        return result
+
+    monkeypatch.setattr(owner, name, closing_first)
+    assert list(watch) == []
