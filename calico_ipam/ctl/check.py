@@ -95,7 +95,8 @@ def _once(
     if plainly:
         say("Checking IPAM for inconsistencies...")
         say()
-    survey, found = survey_twice(session, services, skipped, confirm_after, always=not session.compat)
+    whole = bool(report_file) or session.wants_document  # a report tells of every address whether it is in use
+    survey, found = survey_twice(session, services, skipped, confirm_after, always=not session.compat, whole=whole)
     if plainly:
         _upstream_words(session, survey, show_all=show_all, show_problems=show_problems, found=found)
     elif session.wants_document:
@@ -142,11 +143,16 @@ def survey_twice(
     confirm_after: float | None = None,
     *,
     always: bool = True,
+    whole: bool = False,
 ) -> tuple[Survey, list[Finding]]:
-    """Return a survey and its findings, those that an immediate second look confirms where the lists of the first
-    were not of one moment, or after the time that was asked for."""
+    """Return a survey and its findings, those that a second look confirms: an immediate one where the lists of the
+    first were not of one moment, or one after the time that was asked for.
+
+    An immediate one is at no more than the findings follow from. ``whole``: at everything, for those who look at what
+    is no finding.
+    """
     from calico_ipam.ctl.progress import working
-    from calico_ipam.engine.check import confirmed, findings
+    from calico_ipam.engine.check import confirmed, findings, to_read_again
     from calico_ipam.engine.survey import take_survey
 
     engine = session.engine
@@ -160,7 +166,8 @@ def survey_twice(
         with working(session, f"waiting {confirm_after:g} s before a second look"):
             engine.clock.sleep(confirm_after)
     with working(session, "looking a second time at what was found"):
-        second = take_survey(engine, services, skipped=skipped)
+        scopes = [] if whole or confirm_after is not None else to_read_again(found)
+        second = take_survey(engine, services, skipped=skipped, before=survey, again=scopes)
         return second, confirmed(found, findings(second))
 
 

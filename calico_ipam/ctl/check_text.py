@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING
 
 from calico_ipam.engine import check
@@ -21,16 +21,16 @@ Part = Generator[str, None, int]  # lines of a section, and how many problems it
 
 
 def lines(survey: Survey, *, show_all: bool, show_problems: bool, found: list[Finding] | None = None) -> Iterator[str]:
-    """Yield the text of a check. ``found``: findings that were looked at twice; leaks that are not among them are left
-    out. Raises InvalidInput where calicoctl gives up: a tunnel address that does not parse."""
+    """Yield the text of a check. ``found``: findings that were looked at twice; what is not among them is left out.
+    Raises InvalidInput where calicoctl gives up: a tunnel address that does not parse."""
     show_problems = show_problems or show_all
     yield from _blocks(survey, show_all=show_all)
     yield from _pools(survey)
     yield from _users(survey, show_all=show_all)
     yield "Loading all handles"
     yield from _top(survey)
-    sure = None if found is None else {each.subject for each in found if each.kind in ("leaked", "unattributed")}
-    leaks = [address for address in check.leaked(survey) if sure is None or str(address) in sure]
+    is_sure = _among(found, "leaked", "unattributed")
+    leaks = [address for address in check.leaked(survey) if is_sure(str(address))]
     yield "Scanning for IPs that are allocated but not actually in use..."
     if show_problems:
         for address in leaks:
@@ -39,8 +39,16 @@ def lines(survey: Survey, *, show_all: bool, show_problems: bool, found: list[Fi
     yield f"Found {len(leaks)} IPs that are allocated in IPAM but not actually in use."
     problems = len(leaks)
     for part in (_not_allocated, _handles, _structures):
-        problems += yield from part(survey, show_all, show_problems)
+        problems += yield from part(survey, found, show_all, show_problems)
     yield f"Check complete; found {problems} problems."
+
+
+def _among(found: list[Finding] | None, *kinds: str) -> Callable[[str], bool]:
+    """Return a test whether there is a finding of one of these kinds about a subject; without findings it is always
+    passed."""
+    if found is None:
+        return lambda _subject: True
+    return {each.subject for each in found if each.kind in kinds}.__contains__
 
 
 def _blocks(survey: Survey, *, show_all: bool) -> Iterator[str]:
@@ -107,16 +115,17 @@ def _top(survey: Survey) -> Iterator[str]:
     yield ""
 
 
-def _not_allocated(survey: Survey, _show_all: bool, show_problems: bool) -> Part:
+def _not_allocated(survey: Survey, found: list[Finding] | None, _show_all: bool, show_problems: bool) -> Part:
     yield "Scanning for IPs that are in use by a workload or node but not allocated in IPAM..."
     outside = inside = 0
+    is_sure = _among(found, "not-in-pool", "not-allocated")
     active = survey.active_pools
     odd = (a for a, users in survey.users.items() if len(users) > 1 or a not in survey.allocations)
     for address in sorted(odd, key=lambda each: (each.version, int(each))):
         users = survey.users[address]
         if show_problems and len(users) > 1:
             yield f"  {address} has multiple owners."
-        if address in survey.allocations:
+        if address in survey.allocations or not is_sure(str(address)):
             continue
         in_pool = survey.pool_of(address, active) is not None
         outside, inside = outside + (not in_pool), inside + in_pool
@@ -134,10 +143,9 @@ def _not_allocated(survey: Survey, _show_all: bool, show_problems: bool) -> Part
     return outside + inside
 
 
-def _handles(survey: Survey, show_all: bool, show_problems: bool) -> Part:
-    used = check.handle_use(survey)
-    stray = sorted(handle for handle in survey.handles if not used.of(handle))
-    missing = sorted(used.mentioned.keys() - survey.handles.keys())
+def _handles(survey: Survey, found: list[Finding] | None, show_all: bool, show_problems: bool) -> Part:
+    stray = sorted(filter(_among(found, "stray-handle"), survey.handles.keys() - survey.holdings.keys()))
+    missing = sorted(filter(_among(found, "missing-handle"), survey.holdings.keys() - survey.handles.keys()))
     yield "Scanning for IPAM handles with no matching IPs..."
     if show_all:
         yield from (f"  {handle} doesn't have any active IPs." for handle in stray)
@@ -150,11 +158,12 @@ def _handles(survey: Survey, show_all: bool, show_problems: bool) -> Part:
     return len(stray)
 
 
-def _structures(survey: Survey, _show_all: bool, _show_problems: bool) -> Part:
+def _structures(survey: Survey, found: list[Finding] | None, _show_all: bool, _show_problems: bool) -> Part:
     yield "Validating IPAMBlock structures..."
     number = 0
+    is_sure = _among(found, "invalid-block", "lost-ordinals")
     for block in survey.blocks:
-        what = fault(block, survey.now)
+        what = fault(block, survey.now) if is_sure(str(block.cidr)) else ""
         if what:
             number += 1
             yield f"  IPAMBlock {BlockKey(block.cidr)} is invalid: {what}"

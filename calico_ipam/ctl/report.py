@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from calico_ipam.ctl.failures import Told
-from calico_ipam.engine import check
 from calico_ipam.errors import InvalidInput
 from calico_ipam.model.addresses import Address, parse_address
 from calico_ipam.model.names import convert_uid
@@ -29,11 +28,10 @@ def document(survey: Survey, version: str, cluster: Entry) -> dict[str, Any]:
     allocations = {
         str(address): [_allocation(survey, each) for each in group] for address, group in survey.allocations.items()
     }
-    used = check.handle_use(survey)
     stray = [
         {"ID": handle, "UID": convert_uid(entry.uid) if entry.uid else None, "Revision": entry.revision}
         for handle, entry in sorted(survey.handles.items())
-        if not used.of(handle)
+        if handle not in survey.holdings
     ]
     found: dict[str, Any] = {
         "version": version,

@@ -2,40 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 
-from calico_ipam.engine.survey import Allocation, Survey, affinity_host, overlapping
+from calico_ipam.datastore.api import Entry
+from calico_ipam.engine.survey import (
+    NODES,
+    ROWS,
+    SEEN_BLOCKS,
+    SEEN_HANDLES,
+    USES,
+    Allocation,
+    Survey,
+    affinity_host,
+    overlapping,
+)
+from calico_ipam.engine.world import POOLS
 from calico_ipam.model.addresses import Address, Network, overlaps
 from calico_ipam.model.affinity import HOST
 from calico_ipam.model.block import Block
 from calico_ipam.model.block_faults import fault
 from calico_ipam.model.findings import Finding
-from calico_ipam.model.handle import sanitise_handle
+from calico_ipam.model.keys import Scope
 from calico_ipam.model.timestamps import SECOND, parse_attribute_time
 
 #: an allocation younger than this may belong to a workload whose endpoint is just being written
 YOUNG_SECONDS = 60
-
-
-@dataclass(frozen=True, slots=True)
-class HandleUse:
-    """Which handles the blocks mention: as they are written, and cut at the first carriage return (limit 18.9)."""
-
-    mentioned: dict[str, list[Allocation]]
-
-    def of(self, handle: str) -> list[Allocation]:
-        return self.mentioned.get(handle, [])
-
-
-def handle_use(survey: Survey) -> HandleUse:
-    """Return the allocations by the handle that they name; Windows reservations have none of their own."""
-    found: dict[str, list[Allocation]] = {}
-    for allocation in survey.every_allocation():
-        attribute = allocation.attribute
-        if attribute.handle and not attribute.windows_reserved and not attribute.cold:
-            found.setdefault(sanitise_handle(attribute.handle), []).append(allocation)
-    return HandleUse(found)
 
 
 def leaked(survey: Survey) -> list[Address]:
@@ -136,10 +127,12 @@ def is_young(allocation: Allocation, now: int, seconds: int = YOUNG_SECONDS) -> 
 def _misplaced(survey: Survey) -> Iterator[Finding]:
     """Addresses whose recorded node is not the one their workload runs on (public report P30)."""
     for address, group in survey.allocations.items():
+        recorded = group[0].attribute.active.get("node", "")
+        if not recorded or recorded in survey.nodes:
+            continue
         for user in survey.users.get(address, ()):
             node = _node_of_endpoint(user.name) if user.kind == "workload" else ""
-            recorded = group[0].attribute.active.get("node", "")
-            if node and recorded and node != recorded and recorded not in survey.nodes:
+            if node and node != recorded:
                 yield Finding(
                     "wrong-pod", str(address), f"{address} is recorded for node {recorded}, but {user.name} uses it"
                 )
@@ -210,9 +203,8 @@ def _pools(survey: Survey) -> Iterator[Finding]:
 
 
 def _handles(survey: Survey) -> Iterator[Finding]:
-    used = handle_use(survey)
     for handle, entry in sorted(survey.handles.items()):
-        mine = used.of(handle)
+        mine = survey.holdings.get(handle)
         if not mine:
             text = f"handle {handle} has no addresses"
             yield Finding("stray-handle", handle, text, data={"entry": entry})
@@ -226,8 +218,8 @@ def _handles(survey: Survey) -> Iterator[Finding]:
                 f"handle {handle} counts {_counts(counted)} and has {_counts(real)}",
                 data={"real": real},
             )
-    for handle in sorted(used.mentioned.keys() - survey.handles.keys()):
-        mine = used.of(handle)
+    for handle in sorted(survey.holdings.keys() - survey.handles.keys()):
+        mine = survey.holdings[handle]
         where = ", ".join(str(each.address) for each in mine[:3])
         text = f"handle {handle} does not exist, and {where}{' …' if len(mine) > 3 else ''} name it"
         yield Finding("missing-handle", handle, text, data={"real": real_counts(mine)})
@@ -287,10 +279,31 @@ def _documents(survey: Survey) -> Iterator[Finding]:
 
 # --- once more -----------------------------------------------------------------------------------------------
 
+#: what findings follow from; those of other kinds, from everything
+READ_FROM: Mapping[str, tuple[Scope, ...]] = {
+    **dict.fromkeys(("stray-handle", "missing-handle", "handle-count"), (SEEN_BLOCKS, SEEN_HANDLES)),
+    **dict.fromkeys(("row-without-block", "contested-block", "block-without-row"), (SEEN_BLOCKS, ROWS)),
+    **dict.fromkeys(("overlapping-blocks", "allocated-twice", "invalid-block", "lost-ordinals"), (SEEN_BLOCKS,)),
+    **dict.fromkeys(("leaked", "unattributed", "wrong-pod"), (SEEN_BLOCKS, NODES, USES)),
+    **dict.fromkeys(("not-allocated", "not-in-pool"), (SEEN_BLOCKS, POOLS, NODES, USES)),
+    **dict.fromkeys(("no-pool", "block-size"), (SEEN_BLOCKS, POOLS)),
+    "no-node": (SEEN_BLOCKS, NODES),
+    "multiple-owners": (SEEN_BLOCKS, NODES, USES),
+}
+
+
+def to_read_again(found: Sequence[Finding]) -> list[Scope]:
+    """Return what a second look at findings must read; nothing in particular when that is everything."""
+    kinds = {each.kind for each in found}
+    if not kinds <= READ_FROM.keys():
+        return []
+    return list(dict.fromkeys(scope for kind in kinds for scope in READ_FROM[kind]))
+
 
 def confirmed(first: list[Finding], second: list[Finding]) -> list[Finding]:
     """Return the findings of ``second`` that ``first`` had too: what was found in both surveys is no accident of
-    lists that were read one after the other (limit 18.22). An allocation must be the very same in both."""
+    lists that were read one after the other (limit 18.22). An allocation, or a handle without any, must be the very
+    same in both."""
     before = {(each.kind, each.subject): each for each in first}
     kept = []
     for each in second:
@@ -304,4 +317,7 @@ def _same(one: Finding, other: Finding) -> bool:
     a, b = one.data.get("allocation"), other.data.get("allocation")
     if isinstance(a, Allocation) and isinstance(b, Allocation):
         return a.sequence_number == b.sequence_number and a.attribute == b.attribute
+    handle, again = one.data.get("entry"), other.data.get("entry")
+    if isinstance(handle, Entry) and isinstance(again, Entry):
+        return handle.revision == again.revision
     return True

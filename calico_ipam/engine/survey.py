@@ -6,13 +6,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from calico_ipam.datastore.api import Damaged, Entry
+from calico_ipam.datastore.api import Damaged, Entry, Snapshot
 from calico_ipam.engine.world import CONFIG, POOLS, Engine
 from calico_ipam.errors import InvalidInput, StoreDamaged
 from calico_ipam.model.addresses import Address, Network, contains, network_of, parse_address, parse_network
 from calico_ipam.model.affinity import HOST
 from calico_ipam.model.block import Attribute, Block
 from calico_ipam.model.config import IPAMConfig
+from calico_ipam.model.handle import sanitise_handle
 from calico_ipam.model.keys import Affinities, Blocks, Handles, Key, ResourceKey, Resources, Scope
 from calico_ipam.model.pool import Pool, parse_pools
 from calico_ipam.model.resource import (
@@ -119,12 +120,15 @@ class Survey:
     now: int
     kubernetes: bool = False  #: upstream drops tunnel addresses that do not parse when it reads a Kubernetes node
     allocations: dict[Address, list[Allocation]] = field(default_factory=dict)
+    #: the allocations that name a handle, by what precedes its first carriage return (limit 18.9)
+    holdings: dict[str, list[Allocation]] = field(default_factory=dict)
     users: dict[Address, list[User]] = field(default_factory=dict)
     bad_tunnels: list[tuple[str, str, str]] = field(default_factory=list)  #: field, value, node
     bad_networks: list[tuple[str, str]] = field(default_factory=list)  #: endpoint, value
     services: int | None = None  #: how many Services have their address from Calico; None when that was not looked at
     services_skipped: str = ""  #: why not
     counts: dict[str, int] = field(default_factory=dict)  #: tunnel addresses, workload addresses, allocations
+    snapshot: Snapshot | None = field(default=None, repr=False)  #: what was read, where a second look may be needed
 
     @property
     def active_pools(self) -> list[Pool]:
@@ -140,14 +144,35 @@ class Survey:
             yield from group
 
 
-def take_survey(engine: Engine, services: Iterable[Mapping[str, Any]] | None = None, *, skipped: str = "") -> Survey:
+def take_survey(
+    engine: Engine,
+    services: Iterable[Mapping[str, Any]] | None = None,
+    *,
+    skipped: str = "",
+    before: Survey | None = None,
+    again: Sequence[Scope] = (),
+) -> Survey:
     """Read everything once and arrange it. ``services``: the Services of the cluster; None when they are not known,
-    and then ``skipped`` says why.
+    and then ``skipped`` says why. ``again``: no more than this is read, the rest is what the survey ``before`` read.
     """
     # On the Kubernetes API the settings are an IPAMConfiguration; elsewhere a document of that name is read by nobody.
     separate = engine.store.capabilities.atomic
-    wanted: list[Key | Scope] = [CLUSTER, CONTROLLERS, CONFIG, POOLS, SEEN_BLOCKS, NODES, USES, SEEN_HANDLES, ROWS]
-    snapshot = engine.store.read(*wanted, *([STALE_CONFIG] if separate else []))
+    if before is not None and before.snapshot is not None and again:
+        snapshot = before.snapshot.with_more(engine.store.read(*again))
+    else:
+        wanted: list[Key | Scope] = [CLUSTER, CONTROLLERS, CONFIG, POOLS, SEEN_BLOCKS, NODES, USES, SEEN_HANDLES, ROWS]
+        snapshot = engine.store.read(*wanted, *([STALE_CONFIG] if separate else []))
+    survey, controllers = _arranged(engine, snapshot)
+    _add_blocks(survey)
+    _add_nodes(survey)
+    _add_services(survey, controllers, services, skipped)
+    _add_endpoints(survey, snapshot.listing(USES))
+    return survey
+
+
+def _arranged(engine: Engine, snapshot: Snapshot) -> tuple[Survey, Entry | None]:
+    """Return a survey of which nothing is compared yet, and the configuration of the controllers."""
+    separate = engine.store.capabilities.atomic
     damaged: list[Damaged] = []
     for scope in (POOLS, BLOCKS, NODES, USES, HANDLES, ROWS):
         damaged += snapshot.listing(scope).damaged
@@ -176,12 +201,9 @@ def take_survey(engine: Engine, services: Iterable[Mapping[str, Any]] | None = N
         stale_configuration=stale is not None,
         now=engine.clock.now(),
         kubernetes=not separate,
+        snapshot=None if separate else snapshot,
     )
-    _add_blocks(survey)
-    _add_nodes(survey)
-    _add_services(survey, controllers, services, skipped)
-    _add_endpoints(survey, snapshot.listing(USES))
-    return survey
+    return survey, controllers
 
 
 def _use(survey: Survey, user: User) -> None:
@@ -199,10 +221,13 @@ def _add_blocks(survey: Survey) -> None:
             missing = index is not None and index >= known
             if ordinal >= len(slots):
                 continue  # the block lacks the slot altogether: nobody says that the address is allocated
-            survey.allocations.setdefault(address, []).append(Allocation(address, block, ordinal, attribute, missing))
+            allocation = Allocation(address, block, ordinal, attribute, missing)
+            survey.allocations.setdefault(address, []).append(allocation)
             number += 1
-            if attribute.windows_reserved:
+            if attribute.windows_reserved:  # they have no handle of their own
                 _use(survey, User(address, WINDOWS_USER, "windows"))
+            elif attribute.handle and not attribute.cold:
+                survey.holdings.setdefault(sanitise_handle(attribute.handle), []).append(allocation)
     survey.counts["allocations"] = number
 
 
