@@ -66,8 +66,9 @@ def identity_of(settings: Settings) -> Identity:
 
 def context_of(identity: Identity) -> ssl.SSLContext:
     """Return the identity for the standard library's TLS. Raises ssl.SSLError, OSError for texts that are none."""
-    context = ssl.create_default_context()
-    if identity.ca is not None:
+    if identity.ca is None:
+        context = ssl.create_default_context()  # reads the certificates of the whole world, which takes its time
+    else:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.load_verify_locations(cadata=_ascii(identity.ca))
     if identity.cert is not None and identity.key is not None:
@@ -129,7 +130,8 @@ def _read(path: str, name: str) -> bytes:
 
 def _check(identity: Identity, names: tuple[str, ...]) -> None:
     try:
-        context_of(Identity(ca=identity.ca))
+        if identity.ca is not None:
+            context_of(Identity(ca=identity.ca))
     except (ssl.SSLError, ValueError):
         raise InvalidInput(
             f"{names[0]} holds no certificate", subject=names[0], hint="It must be a PEM text with BEGIN CERTIFICATE."
