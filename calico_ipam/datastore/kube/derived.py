@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from calico_ipam.datastore.api import Delete, Entry, Update, Write
-from calico_ipam.datastore.kube import pods
+from calico_ipam.datastore.kube import nodes, pods
 from calico_ipam.datastore.kube.api import MERGE, STRATEGIC_MERGE, Request
 from calico_ipam.datastore.kube.objects import meta
 from calico_ipam.datastore.kube.paths import Place
@@ -31,6 +31,7 @@ def write_node(call: Call, place: Place, write: Write) -> Entry:
     """Change the annotations of a node that Calico's fields are kept in. Raises NotSupported for anything else."""
     if not isinstance(write, Update):
         raise NotSupported(type(write).__name__, str(write.key))
-    patch = pods.node_patch(write.entry.value, cast(Resource, write.value), write.entry.revision)
+    before = write.entry
+    patch = nodes.node_patch(before.value, cast(Resource, write.value), before.origin, before.revision)
     answer = call(Request("PATCH", f"{place.path}/status", body=patch, content_type=MERGE))
-    return Entry(write.key, pods.node_of(answer), meta(answer, "resourceVersion"), meta(answer, "uid"), answer)
+    return Entry(write.key, nodes.node_of(answer), meta(answer, "resourceVersion"), meta(answer, "uid"), answer)

@@ -8,7 +8,7 @@ from typing import Any
 
 from calico_ipam.datastore.api import Damaged, Entry
 from calico_ipam.datastore.gojson import BadDocument
-from calico_ipam.datastore.kube import codec, pods
+from calico_ipam.datastore.kube import codec, nodes, pods
 from calico_ipam.datastore.kube.codec import Group
 from calico_ipam.datastore.lazy import LazyBlock
 from calico_ipam.errors import InvalidInput, NotFound
@@ -48,7 +48,7 @@ def entry_of(kind: str, document: Mapping[str, Any], group: Group, only: Sequenc
             value = pods.endpoint_of(document, only)
             key = ResourceKey(WORKLOAD_ENDPOINT, value.name, value.namespace)
         elif kind == NODE:
-            value = pods.node_of(document)
+            value = nodes.node_of(document)
             key = ResourceKey(NODE, value.name)
         else:
             key = codec.key_of(kind, document)

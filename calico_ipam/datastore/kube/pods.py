@@ -1,4 +1,4 @@
-"""Pods as workload endpoints, nodes as Calico nodes: nothing of Calico's own is stored for them (datastore §9, §10)."""
+"""Pods as workload endpoints: nothing of Calico's own is stored for them (datastore §9)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from calico_ipam.errors import InvalidInput
 from calico_ipam.model import endpoint_names
 from calico_ipam.model.addresses import parse_address, parse_network
 from calico_ipam.model.endpoint_names import EndpointIds
-from calico_ipam.model.resource import NODE, WORKLOAD_ENDPOINT, Resource, mapping
+from calico_ipam.model.resource import WORKLOAD_ENDPOINT, Resource, mapping
 
 POD_IP = "cni.projectcalico.org/podIP"
 POD_IPS = "cni.projectcalico.org/podIPs"
@@ -241,67 +241,3 @@ def removal_patch(resource_version: str, uid: str) -> dict[str, Any]:
     if uid:
         metadata["uid"] = uid
     return {"metadata": metadata}
-
-
-# --- nodes -------------------------------------------------------------------------------------------------
-
-#: annotation (after ``projectcalico.org/``) -> place in the spec of a Calico node
-NODE_FIELDS = {
-    "IPv4Address": ("bgp", "ipv4Address"),
-    "IPv6Address": ("bgp", "ipv6Address"),
-    "ASNumber": ("bgp", "asNumber"),
-    "RouteReflectorClusterID": ("bgp", "routeReflectorClusterID"),
-    "IPv4IPIPTunnelAddr": ("bgp", "ipv4IPIPTunnelAddr"),
-    "IPv4VXLANTunnelAddr": ("ipv4VXLANTunnelAddr",),
-    "VXLANTunnelMACAddr": ("vxlanTunnelMACAddr",),
-    "IPv6VXLANTunnelAddr": ("ipv6VXLANTunnelAddr",),
-    "VXLANTunnelMACAddrV6": ("vxlanTunnelMACAddrV6",),
-    "IPv4WireguardInterfaceAddr": ("wireguard", "interfaceIPv4Address"),
-    "IPv6WireguardInterfaceAddr": ("wireguard", "interfaceIPv6Address"),
-}
-NODE_PREFIX = "projectcalico.org/"
-
-
-def node_of(document: Mapping[str, Any]) -> Resource:
-    """Return the Calico node that a Kubernetes node is; of labels in both places the Kubernetes one counts."""
-    metadata = mapping(document.get("metadata"))
-    annotations = mapping(metadata.get("annotations"))
-    name = str(metadata.get("name") or "")
-    spec: dict[str, Any] = {"orchRefs": [{"nodeName": name, "orchestrator": "k8s"}]}
-    for annotation, place in NODE_FIELDS.items():
-        value = annotations.get(NODE_PREFIX + annotation)
-        if value:
-            target = spec
-            for step in place[:-1]:
-                target = target.setdefault(step, {})
-            target[place[-1]] = value
-    try:
-        own = mapping(json.loads(annotations.get(NODE_PREFIX + "labels") or "{}"))
-    except ValueError:
-        own = {}
-    labels = {str(k): str(v) for k, v in {**own, **mapping(metadata.get("labels"))}.items()}
-    kept = ("uid", "creationTimestamp", "deletionTimestamp", "resourceVersion")
-    body = {
-        "kind": NODE,
-        "apiVersion": V3,
-        "metadata": {**{k: metadata[k] for k in kept if k in metadata}, "name": name, "labels": labels},
-        "spec": spec,
-    }
-    return Resource(NODE, name, body)
-
-
-def node_patch(before: Resource, after: Resource, resource_version: str) -> dict[str, Any]:
-    """Return the merge patch of annotations that turns one node into the other."""
-    changed: dict[str, Any] = {}
-    for annotation, place in NODE_FIELDS.items():
-        old, new = _at(before.spec, place), _at(after.spec, place)
-        if old != new:
-            changed[NODE_PREFIX + annotation] = new
-    return {"metadata": {"annotations": changed, "resourceVersion": resource_version}}
-
-
-def _at(spec: Mapping[str, Any], place: tuple[str, ...]) -> Any:
-    value: Any = spec
-    for step in place:
-        value = mapping(value).get(step)
-    return value
