@@ -77,6 +77,8 @@ def slim(found: Found, only: Sequence[str]) -> Found | Entry:
     if not isinstance(found, Entry) or not isinstance(found.value, Resource):
         return found
     whole = found.value
+    if len(whole.document) == 1:  # it was made so
+        return Entry(found.key, whole, found.revision)
     spec = {name: whole.spec[name] for name in only if name in whole.spec}
     return Entry(found.key, Resource(whole.kind, whole.name, {"spec": spec}, whole.namespace), found.revision)
 

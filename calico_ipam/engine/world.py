@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -130,6 +129,8 @@ def node_key(host: str) -> ResourceKey:
 
 def own_hostname() -> str:
     """Return the OS host name, trimmed and in lower case. Raises RefusedError when there is none."""
+    import socket  # 3 ms, and most calls are told their host
+
     try:
         name = socket.gethostname().strip().lower()
     except OSError as error:

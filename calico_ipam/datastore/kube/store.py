@@ -71,7 +71,7 @@ from calico_ipam.model.keys import (
     Resources,
     Scope,
 )
-from calico_ipam.model.resource import NODE, WORKLOAD_ENDPOINT, Resource
+from calico_ipam.model.resource import NODE, WORKLOAD_ENDPOINT, Resource, mapping
 
 log = logging.getLogger(__name__)
 
@@ -175,7 +175,8 @@ class KubernetesStore(Datastore):
         for item in items:
             if kind == WORKLOAD_ENDPOINT and not exposed(item):
                 continue  # not scheduled yet, or in the network of its node
-            name = meta(item, "namespace"), meta(item, "name")
+            metadata = mapping(item.get("metadata"))
+            name = str(metadata.get("namespace") or ""), str(metadata.get("name") or "")
             found = entry_of(kind, item, group, only)
             if isinstance(found, Damaged):
                 log.warning("%s cannot be understood and counts as in use: %s", found.path, found.reason)
