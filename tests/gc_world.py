@@ -27,6 +27,7 @@ from calico_ipam.datastore.api import Capabilities, Datastore, Delete, Entry, Wr
 from calico_ipam.engine.policy import Retry
 from calico_ipam.engine.settings import get_config
 from calico_ipam.engine.world import Engine
+from calico_ipam.errors import IPAMError
 from calico_ipam.model.keys import Blocks, ResourceKey, Resources
 from calico_ipam.model.resource import CLUSTER_INFORMATION, IP_POOL, IP_RESERVATION, NODE
 from calico_ipam.model.timestamps import SECOND, parse_time
@@ -116,7 +117,10 @@ class FakeLive:
         if self.store is None:
             found = name in self.kube.nodes
             return LiveNode(Standing.PRESENT, name, True) if found else LiveNode(Standing.GONE)
-        entry = self.store.read(ResourceKey(NODE, name)).entry(ResourceKey(NODE, name))
+        try:
+            entry = self.store.read(ResourceKey(NODE, name)).entry(ResourceKey(NODE, name))
+        except IPAMError:
+            return LiveNode(Standing.UNKNOWN)
         if entry is None:
             return LiveNode(Standing.GONE)
         knode = kubernetes_name(entry.value)

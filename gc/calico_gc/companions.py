@@ -18,6 +18,7 @@ from calico_gc.facts import kubernetes_name, track
 from calico_gc.state import State
 from calico_gc.suspicion import Moment
 from calico_ipam.datastore.api import Delete, Entry, Update
+from calico_ipam.datastore.gojson import without_surrogates
 from calico_ipam.engine.admin import remove_ipam_host
 from calico_ipam.engine.release import release_from_block
 from calico_ipam.engine.world import Engine
@@ -115,7 +116,7 @@ def relabelled(node: Resource, kube: Mapping[str, str]) -> Resource | None:
     if not isinstance(earlier, dict):
         log.warning("annotation %s of node %s cannot be read: its labels stay as they are", KUBE_LABELS, node.name)
         return None
-    before = node.labels
+    before, kube = node.labels, without_surrogates(dict(kube))  # as they are stored: else they would always differ
     after = {k: v for k, v in before.items() if k not in earlier or k in kube} | dict(kube)
     if after == before:
         return None

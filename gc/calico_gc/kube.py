@@ -18,6 +18,7 @@ from calico_ipam.datastore.kube.errors import Expired, NotServed
 from calico_ipam.datastore.kube.objects import entry_of
 from calico_ipam.datastore.kube.paths import collection_of
 from calico_ipam.datastore.kube.store import KubernetesStore
+from calico_ipam.datastore.paths import path_of
 from calico_ipam.errors import InvalidInput, IPAMError, NotFound, StoreDamaged, StoreError, TransientError
 from calico_ipam.model.keys import ResourceKey, Resources, Scope
 from calico_ipam.model.resource import NODE, mapping
@@ -234,12 +235,15 @@ class Cluster:
             return dict.fromkeys(names, LiveNode(Standing.UNKNOWN))
 
     def _calico_nodes(self, store: Datastore, names: Collection[str]) -> dict[str, LiveNode]:
-        entries = _entries(store, names)
+        keepable = {name for name in names if _keepable(name)}
+        entries = _entries(store, keepable)
         knodes = {name: kubernetes_name(entry.value) for name, entry in entries.items() if isinstance(entry, Entry)}
         there = self._kube_nodes([kube for kube in knodes.values() if kube])
         found: dict[str, LiveNode] = {}
         for name in names:
-            if name not in entries:
+            if name not in keepable:
+                found[name] = LiveNode(Standing.UNKNOWN)  # and says nothing of the others
+            elif name not in entries:
                 found[name] = LiveNode(Standing.GONE)
             elif name not in knodes:
                 found[name] = LiveNode(Standing.UNKNOWN)  # it exists, and cannot be understood
@@ -274,10 +278,19 @@ def _standing(there: bool | None, here: LiveNode, gone: LiveNode) -> LiveNode:
     return LiveNode(Standing.UNKNOWN) if there is None else here if there else gone
 
 
+def _keepable(name: str) -> bool:
+    """Tell whether a store could have a node of this name; an allocation may name anything."""
+    try:
+        path_of(ResourceKey(NODE, name))
+    except InvalidInput:
+        return False
+    return True
+
+
 def _entries(store: Datastore, names: Collection[str]) -> dict[str, Entry | Damaged]:
     """Return Calico's nodes of some names, those included that cannot be understood."""
     keys = {ResourceKey(NODE, name): name for name in names}
-    if len(names) <= FEW:
+    if len(keys) <= FEW:
         snapshot = store.read(*keys)
         try:
             return {name: entry for key, name in keys.items() if (entry := snapshot.entry(key)) is not None}

@@ -73,13 +73,15 @@ KUBERNETES = ("pod", "node")
 def cluster(*, kubernetes: bool) -> World:
     """A cluster in which 10.0.1.1 to 10.0.1.3 live, 10.0.1.4 is leaked, and one block is to be damaged."""
     handles = HandleOptions(grace=GRACE, rate=0.0)
-    world = World(kubernetes=kubernetes, options=Options(rules=Rules(leak_grace=GRACE), handles=handles))
+    rules, beside = Rules(leak_grace=GRACE, nameless=True), not kubernetes
+    options = Options(rules=rules, handles=handles, node_deletion=beside, label_sync=beside)
+    world = World(kubernetes=kubernetes, options=options)
     cooldown(world, 30)
     pool(world, "pool", "10.0.0.0/16", 26)
     reservation(world, "reserved", "10.0.9.0/28")
     ready(world, True)
     for node in ("n1", "n2"):
-        world.node(node)
+        world.node(node, {"zone": "a"})
         if not kubernetes:
             calico_node(world, node, node)
     for n in (1, 2):
@@ -174,6 +176,8 @@ def test_one_damaged_object(kind: str, kubernetes: bool) -> None:
         assert {1, 2, 3} <= set(holders(world, "10.0.1.0/26")), f"seed {seed}: {what}: released what lives"
         stored = {path.rpartition("/")[2] for path in world.store._rows}  # type: ignore[attr-defined]  # of this test's store
         assert {f"k8s-pod-network.{n}" for n in (1, 2)} <= stored, f"seed {seed}: {what}: a handle is gone"
+        if kind in ("/nodes/", "node"):
+            assert 1 in holders(world, "10.0.0.0/26"), f"seed {seed}: {what}: released what lives"
         if world.state.ready and kind != "/config":  # nobody can tell how long what is released has to cool down
             assert 4 not in holders(world, "10.0.1.0/26"), f"seed {seed}: {what}: left what is leaked"
 

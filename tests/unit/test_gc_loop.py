@@ -358,6 +358,20 @@ def test_nodes_that_cannot_be_read_are_unknown() -> None:
     assert cluster.nodes(["n"])["n"].standing is Standing.UNKNOWN
 
 
+def test_a_name_that_no_store_can_keep_says_nothing_of_other_nodes() -> None:
+    """An allocation may name anything; on etcd one of them made every node unknown."""
+    from calico_gc.decide import Standing
+
+    from tests.memory import MemoryStore
+
+    cluster = Cluster(Counting(1), GcClock(), MemoryStore())  # type: ignore[arg-type]  # a fake in its place
+    for many in (2, 30):
+        others = [f"gone-{number}" for number in range(many)]
+        found = cluster.nodes(["10.0.0.0/33", *others])
+        assert found.pop("10.0.0.0/33").standing is Standing.UNKNOWN
+        assert {node.standing for node in found.values()} == {Standing.GONE} and len(found) == many
+
+
 # --- the loop -------------------------------------------------------------------------------------------------------
 
 
