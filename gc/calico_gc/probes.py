@@ -87,8 +87,9 @@ class Probes:
                 ask(self._timeout)
                 self._reasons[name] = ""
             except (IPAMError, OSError) as error:
-                self._reasons[name] = _missing(name, error)
-                log.warning("%s", self._reasons[name])
+                if self._reasons[name] != (reason := _missing(name, error)):
+                    log.warning("%s", reason)
+                self._reasons[name] = reason
         if not self._reasons[DATASTORE]:
             self._reasons[STARTUP] = ""
         good = not any(self._reasons.values())

@@ -57,7 +57,7 @@ class Scene:
         return {path: int(self.router.answer(path).status) for path in paths}
 
 
-def test_from_the_start_to_being_ready_and_back() -> None:
+def test_from_the_start_to_being_ready_and_back(caplog: pytest.LogCaptureFixture) -> None:
     scene = Scene()
     assert scene.codes() == {"/healthz": 200, "/liveness": 200, "/readyz": 503, "/readiness": 503}
     assert scene.probes.status() == dict.fromkeys(("Startup", "CalicoDatastore", "KubeAPIServer"), NOT_ASKED)
@@ -69,6 +69,7 @@ def test_from_the_start_to_being_ready_and_back() -> None:
     assert scene.codes() == {"/healthz": 200, "/liveness": 200, "/readyz": 503, "/readiness": 503}
     [said] = [s for s in scene.probes.said() if s.ready]
     assert said == Said("KubeAPIServer", "", "Error reaching apiserver: the Kubernetes API server does not answer")
+    assert len(caplog.records) == 1, "it is said once, not every two seconds"
     scene.api.error = None
     assert scene.probes.round() == GOOD_PAUSE
     assert set(scene.codes().values()) == {200}
