@@ -11,9 +11,9 @@ import pytest
 from calico_ipam.datastore.api import Create, Delete, Entry, Update
 from calico_ipam.datastore.kube.store import KubernetesStore
 from calico_ipam.engine.client import IPAM
-from calico_ipam.errors import Conflict, NotFound, NotSupported
+from calico_ipam.errors import Conflict, InvalidInput, NotFound, NotSupported
 from calico_ipam.model.keys import ResourceKey, Resources
-from calico_ipam.model.resource import NODE, WORKLOAD_ENDPOINT, Resource
+from calico_ipam.model.resource import KUBE_CONTROLLERS_CONFIGURATION, NODE, WORKLOAD_ENDPOINT, Resource
 from tests.kube_tools import KubeServer
 
 PODS = "cni.projectcalico.org/"
@@ -141,3 +141,19 @@ def test_a_node_with_a_key_gets_an_address_for_wireguard(kube: KubeServer, store
     told = kube.get("/api/v1/nodes/node-1")["metadata"]["annotations"]
     assert told["projectcalico.org/IPv4WireguardInterfaceAddr"] == changes[0].after
     assert told["projectcalico.org/IPv4IPIPTunnelAddr"] == changes[1].after
+
+
+# --- settings of controllers --------------------------------------------------------------------------------
+
+
+def test_labels_of_nodes_cannot_be_left_unsynchronised(store: KubernetesStore) -> None:
+    key = ResourceKey(KUBE_CONTROLLERS_CONFIGURATION, "default")
+
+    def value(switch: str) -> Resource:
+        return Resource.new(key.kind, key.name, {"controllers": {"node": {"syncLabels": switch}}})
+
+    with pytest.raises(InvalidInput, match="invalid SyncLabels value"):
+        store.commit(Create(key, value("Disabled")))
+    (made,) = store.commit(Create(key, value("Enabled")))
+    with pytest.raises(InvalidInput, match="invalid SyncLabels value"):
+        store.commit(Update(made, value("Disabled")))

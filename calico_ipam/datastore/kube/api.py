@@ -70,7 +70,7 @@ class Answer:
     status: int
     headers: Mapping[str, str]
     body: bytes
-    authorisation: str  #: with which the request was sent
+    authorisation: str = field(repr=False)  #: with which the request was sent
 
 
 class KubeApi:
@@ -171,9 +171,9 @@ class KubeApi:
 
     def _send(self, request: Request, timeout: Any, *, streaming: bool) -> tuple[Any, str]:
         """Return urllib3's response and the Authorization header that was sent. Raises StoreError once closed."""
+        connection = self._connected()
         if self._closed.is_set():
             raise StoreError(f"the datastore {self.server} has been closed", subject=self.server)
-        connection = self._connected()
         headers = {"Accept": request.accept, "User-Agent": AGENT}
         authorisation = connection.authorisation()
         if authorisation:

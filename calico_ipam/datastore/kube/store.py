@@ -71,7 +71,7 @@ from calico_ipam.model.keys import (
     Resources,
     Scope,
 )
-from calico_ipam.model.resource import NODE, WORKLOAD_ENDPOINT, Resource, mapping
+from calico_ipam.model.resource import KUBE_CONTROLLERS_CONFIGURATION, NODE, WORKLOAD_ENDPOINT, Resource, mapping
 
 log = logging.getLogger(__name__)
 
@@ -277,6 +277,8 @@ class KubernetesStore(Datastore):
                     f"error with field ResourceVersion = '' ({write.key} was not read before it is written)",
                     subject=str(write.key),
                 )
+            if not isinstance(write, Delete):
+                _check_labels_are_synchronised(write)
         if len(paths) != len(writes):
             raise InvalidInput("a commit may name each object only once")
 
@@ -366,6 +368,18 @@ class KubernetesStore(Datastore):
         with self._lock:
             self._watches.add(watch)
         return watch
+
+
+def _check_labels_are_synchronised(write: Create | Update) -> None:
+    """Refuse what upstream's backend refuses: here nodes have no labels but those of Kubernetes (datastore §10)."""
+    if write.key == ResourceKey(KUBE_CONTROLLERS_CONFIGURATION, "default") and isinstance(write.value, Resource):
+        node = mapping(mapping(write.value.spec.get("controllers")).get("node"))
+        if node.get("syncLabels") == "Disabled":
+            raise InvalidInput(
+                "invalid SyncLabels value",
+                subject=str(write.key),
+                hint="On the Kubernetes datastore controllers.node.syncLabels must be Enabled or left out.",
+            )
 
 
 def _worded(error: IPAMError, write: Write) -> IPAMError:
