@@ -15,6 +15,7 @@ from calico_ipam.ctl.output import FORMATS, document, say
 from calico_ipam.ctl.session import Session, connection_options, pass_session
 
 if TYPE_CHECKING:
+    from calico_ipam.datastore.kube.api import KubeApi
     from calico_ipam.engine.survey import Survey
     from calico_ipam.model.findings import Finding
 
@@ -114,12 +115,17 @@ def services_of(session: Session, kubeconfig: str | None) -> tuple[list[Mapping[
     """Return the Services of the cluster, or None and why they are not known (cli §4; limit 18.6)."""
     from dataclasses import replace
 
-    from calico_ipam.datastore.kube.services import list_services
     from calico_ipam.datastore.settings import KUBERNETES, Settings
     from calico_ipam.errors import IPAMError
 
     settings = session.settings
-    if settings.datastore_type != KUBERNETES:
+    source: KubeApi | Settings
+    if settings.datastore_type == KUBERNETES:
+        from calico_ipam.datastore.kube.store import KubernetesStore
+
+        store = session.store
+        source = store.api if isinstance(store, KubernetesStore) else settings
+    else:
         path = kubeconfig or session.environ.get("KUBECONFIG", "")
         if not path:
             if session.compat:
@@ -127,9 +133,11 @@ def services_of(session: Session, kubeconfig: str | None) -> tuple[list[Mapping[
             return None, "No Kubernetes API is configured, skipping service check"
         if not os.path.exists(path) and os.pathsep not in path:  # noqa: PTH110  # pathlib costs 7 ms
             raise Told(f"stat {path}: no such file or directory", hint="Name an existing file: --kubeconfig FILE.")
-        settings = replace(Settings(KUBERNETES), kubeconfig=path, k8s_current_context=settings.k8s_current_context)
+        source = replace(Settings(KUBERNETES), kubeconfig=path, k8s_current_context=settings.k8s_current_context)
+    from calico_ipam.datastore.kube.services import list_services
+
     try:
-        return list_services(settings), ""
+        return list_services(source), ""
     except IPAMError as error:
         if session.compat:
             raise
