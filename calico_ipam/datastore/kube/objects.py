@@ -90,7 +90,10 @@ def marked_deleted(entry: Entry) -> bool:
 
 
 def within_scope(scope: Scope, entry: Entry) -> bool:
-    """Tell whether an entry belongs to a scope: label selectors and paths only sieve (datastore §3.2)."""
+    """Tell whether an entry belongs to a scope: label selectors and paths only sieve (datastore §3.2).
+
+    Which pods are endpoints at all is found out before: those that are none need not be understood.
+    """
     key = entry.key
     match scope:
         case Blocks(version):
@@ -103,7 +106,7 @@ def within_scope(scope: Scope, entry: Entry) -> bool:
                 and version in (None, key.cidr.version)
             )
         case Resources(kind, namespace, prefix):
-            if not isinstance(key, ResourceKey) or (kind == WORKLOAD_ENDPOINT and not pods.exposed(entry.origin)):
+            if not isinstance(key, ResourceKey) or key.kind != kind:
                 return False
             return namespace in (None, key.namespace) and key.name.startswith(prefix)
         case _:
