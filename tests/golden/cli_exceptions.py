@@ -194,11 +194,6 @@ SETTINGS = (
         lambda s, r: r.exit_code == 1 and bool(r.stderr + r.stdout) and "Traceback" not in r.stderr,
     ),
     Beaten(
-        "datastore 10: what upstream adds to a Kubernetes node while it reads it",
-        lambda s: "projectcalico.org/kube-labels" in s.stdout,
-        lambda _s, r: r.exit_code == 0 and "ipv4IPIPTunnelAddr: 10.65.79.0" in r.stdout,
-    ),
-    Beaten(
         "datastore 9: the pods of the recording had no service account",
         lambda s: s.case["backend"] == "kubernetes" and "kns.shop" in s.stdout,
         lambda _s, r: r.exit_code == 0 and "ksa.shop.default" in r.stdout,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 from calico_ipam.datastore.kube.nodes import node_of, node_patch
 from calico_ipam.model.resource import Resource
 
-KEY = base64.b64encode(bytes(range(32))).decode()
+KEY = "jlkVyQYooZYzI2wFfNhSZez5eWh44yfq1wKVjLvSXgY="
 
 
 def node(annotations: dict[str, str], kube: dict[str, str] | None = None) -> dict[str, Any]:
@@ -57,9 +56,9 @@ def test_each_annotation_has_its_place_and_goes_back_to_it(
     found, bare = node_of(node({annotation: text})), node_of(node({}))
     assert at(found, *place) == value
     name = f"projectcalico.org/{annotation}"
-    written = node_patch(bare, found, node({}), "7")["metadata"]
+    written: dict[str, Any] = node_patch(bare, found, "7")["metadata"]
     assert written == {"annotations": {name: "65546" if text == "1.10" else text}, "resourceVersion": "7"}
-    assert node_patch(found, bare, node({}), "7")["metadata"]["annotations"] == {name: None}
+    assert node_patch(found, bare, "7")["metadata"]["annotations"] == {name: None}
 
 
 @pytest.mark.parametrize(
@@ -75,7 +74,6 @@ def test_each_annotation_has_its_place_and_goes_back_to_it(
         ("ASNumber", "4294967296"),
         ("ASNumber", "70000.1"),
         ("VXLANTunnelMACAddr", "66"),
-        ("WireguardPublicKey", "short"),
         ("Interfaces", "{"),
         ("Interfaces", '{"name":"eth0"}'),
     ],
@@ -92,12 +90,39 @@ def test_labels_of_calico_beside_those_of_kubernetes() -> None:
     there = node({"labels": '{"zone":"b","rack":"1"}', "annotations": '{"note":"x"}'}, {"zone": "a"})
     found = node_of(there)
     assert found.labels == {"zone": "a", "rack": "1"}
-    assert found.metadata["annotations"] == {"note": "x"}
-    metadata = {**found.metadata, "labels": {**found.labels, "row": "2"}, "annotations": {}}
+    assert found.metadata["annotations"] == {"note": "x", "projectcalico.org/kube-labels": '{"zone":"a"}'}
+    metadata = {
+        **found.metadata,
+        "labels": {**found.labels, "row": "2"},
+        "annotations": {"projectcalico.org/kube-labels": '{"zone":"a"}'},
+    }
     after = Resource(found.kind, found.name, {**found.document, "metadata": metadata})
-    changed = node_patch(found, after, there, "7")["metadata"]["annotations"]
+    changed = node_patch(found, after, "7")["metadata"]["annotations"]
     assert json.loads(changed["projectcalico.org/labels"]) == {"rack": "1", "row": "2"}  # zone is Kubernetes'
     assert changed["projectcalico.org/annotations"] is None
+
+
+def test_addresses_and_ranges_are_those_of_calico_and_of_kubernetes() -> None:
+    there = {
+        **node({"IPv6Address": "fd00::1/64", "IPv4Address": "192.0.2.1/24"}),
+        "spec": {"podCIDRs": ["10.1.0.0/24"]},
+        "status": {
+            "addresses": [
+                {"type": "Hostname", "address": "n"},
+                {"type": "ExternalIP", "address": "203.0.113.1"},
+                {"type": "InternalIP", "address": "192.0.2.1"},
+            ]
+        },
+    }
+    found = node_of(there)
+    assert [(each["type"], each["address"]) for each in found.spec["addresses"]] == [
+        ("CalicoNodeIP", "192.0.2.1/24"),
+        ("CalicoNodeIP", "fd00::1/64"),
+        ("ExternalIP", "203.0.113.1"),
+        ("InternalIP", "192.0.2.1"),
+    ]
+    assert found.document["status"] == {"podCIDRs": ["10.1.0.0/24"]}
+    assert found.metadata["annotations"] == {"projectcalico.org/kube-labels": "null"}
 
 
 @pytest.mark.parametrize("text", ["{", "[1]", "null", ""])

@@ -31,7 +31,6 @@ def write_node(call: Call, place: Place, write: Write) -> Entry:
     """Change the annotations of a node that Calico's fields are kept in. Raises NotSupported for anything else."""
     if not isinstance(write, Update):
         raise NotSupported(type(write).__name__, str(write.key))
-    before = write.entry
-    patch = nodes.node_patch(before.value, cast(Resource, write.value), before.origin, before.revision)
+    patch = nodes.node_patch(write.entry.value, cast(Resource, write.value), write.entry.revision)
     answer = call(Request("PATCH", f"{place.path}/status", body=patch, content_type=MERGE))
     return Entry(write.key, nodes.node_of(answer), meta(answer, "resourceVersion"), meta(answer, "uid"), answer)

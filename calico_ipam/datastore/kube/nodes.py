@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import logging
 import re
@@ -21,7 +20,6 @@ PREFIX = "projectcalico.org/"
 V3 = "projectcalico.org/v3"
 KEPT = ("uid", "creationTimestamp", "deletionTimestamp", "resourceVersion")
 MOST_AS = 2**32 - 1
-KEY_BYTES = 32  # of a WireGuard key
 
 _MAC = re.compile(r"([0-9A-Fa-f]{2}:){5}[0-9A-Fa-f]{2}")
 
@@ -53,12 +51,6 @@ def _as_number(text: str) -> int:
     return parts[0] * 0x10000 + parts[1] if dot else parts[0]
 
 
-def _public_key(text: str) -> str:
-    if len(base64.b64decode(text, validate=True)) != KEY_BYTES:
-        raise ValueError("no public key")
-    return text
-
-
 def _interfaces(text: str) -> list[Any]:
     found = json.loads(text)
     if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
@@ -83,12 +75,15 @@ FIELDS: dict[str, tuple[tuple[str, ...], Callable[[str], Any]]] = {
     "VXLANTunnelMACAddrV6": (("spec", "vxlanTunnelMACAddrV6"), _mac),
     "IPv4WireguardInterfaceAddr": (("spec", "wireguard", "interfaceIPv4Address"), partial(_address, 4)),
     "IPv6WireguardInterfaceAddr": (("spec", "wireguard", "interfaceIPv6Address"), partial(_address, 6)),
-    "WireguardPublicKey": (("status", "wireguardPublicKey"), _public_key),
-    "WireguardPublicKeyV6": (("status", "wireguardPublicKeyV6"), _public_key),
+    "WireguardPublicKey": (("status", "wireguardPublicKey"), str),
+    "WireguardPublicKeyV6": (("status", "wireguardPublicKeyV6"), str),
     "Interfaces": (("spec", "interfaces"), _interfaces),
 }
 #: annotations that hold, as JSON, the labels and annotations that only Calico's node has
 OWN = ("labels", "annotations")
+#: annotation of Calico's node only: the labels of Kubernetes, so that whoever writes it back knows whose they are
+KUBE_LABELS = PREFIX + "kube-labels"
+ADDRESS_TYPES = ("InternalIP", "ExternalIP")
 
 
 def node_of(document: Mapping[str, Any]) -> Resource:
@@ -113,35 +108,57 @@ def node_of(document: Mapping[str, Any]) -> Resource:
                 _put(body, place, read(str(text)))
             except (InvalidInput, ValueError, TypeError) as error:
                 log.debug("node %s: the annotation %s%s is ignored: %s", name, PREFIX, annotation, error)
-    labels = {**_own(annotations, "labels"), **mapping(metadata.get("labels"))}
-    body["metadata"]["labels"] = {str(k): str(v) for k, v in labels.items()}
-    if own := _own(annotations, "annotations"):
-        body["metadata"]["annotations"] = dict(own)
+    theirs = {str(k): str(v) for k, v in mapping(metadata.get("labels")).items()}
+    body["metadata"]["labels"] = {str(k): str(v) for k, v in {**_own(annotations, "labels"), **theirs}.items()}
+    body["metadata"]["annotations"] = {
+        **_own(annotations, "annotations"),
+        KUBE_LABELS: serialise(sorted_map(theirs) or None),
+    }
+    if addresses := _addresses(body["spec"], document):
+        body["spec"]["addresses"] = addresses
+    if ranges := mapping(document.get("spec")).get("podCIDRs"):
+        body["status"]["podCIDRs"] = ranges
     return Resource(NODE, name, body)
 
 
-def node_patch(before: Resource, after: Resource, origin: Any, resource_version: str) -> dict[str, Any]:
-    """Return the merge patch of annotations that turns one node into the other.
+def _addresses(spec: Mapping[str, Any], document: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Return the addresses that Calico gave a node, then those of Kubernetes."""
+    bgp, listed = mapping(spec.get("bgp")), mapping(document.get("status")).get("addresses")
+    found = [(bgp.get(name), "CalicoNodeIP") for name in ("ipv4Address", "ipv6Address")]
+    for each in map(mapping, listed if isinstance(listed, list) else ()):
+        if each.get("type") in ADDRESS_TYPES:
+            found.append((each.get("address"), each["type"]))
+    return [{"address": str(address), "type": kind} for address, kind in found if address]
 
-    ``origin``: the Kubernetes node; what its own labels say is not written again, and cannot be changed here.
-    """
+
+def node_patch(before: Resource, after: Resource, resource_version: str) -> dict[str, Any]:
+    """Return the merge patch of annotations that turns one node into the other; Kubernetes' labels stay as they are."""
     changed: dict[str, Any] = {}
     for annotation, (place, _) in FIELDS.items():
         old, new = _at(before.document, place), _at(after.document, place)
         if old != new:
             changed[PREFIX + annotation] = None if new is None else _text(new)
     for name in OWN:
-        wanted = mapping(after.metadata.get(name))
-        if wanted != mapping(before.metadata.get(name)):
-            theirs = mapping(mapping(mapping(origin).get("metadata")).get("labels")) if name == "labels" else {}
-            own = {str(k): v for k, v in wanted.items() if k not in theirs}
-            changed[PREFIX + name] = serialise(sorted_map(own)) if own else None
+        old, new = _kept(before, name), _kept(after, name)
+        if old != new:
+            changed[PREFIX + name] = serialise(sorted_map(new)) if new else None
     return {"metadata": {"annotations": changed, "resourceVersion": resource_version}}
 
 
+def _kept(node: Resource, name: str) -> dict[str, str]:
+    """Return the labels or annotations of a node that only Calico has."""
+    annotations = mapping(node.metadata.get("annotations"))
+    theirs = _json(annotations.get(KUBE_LABELS)) if name == "labels" else {KUBE_LABELS: ""}
+    return {str(k): str(v) for k, v in mapping(node.metadata.get(name)).items() if k not in theirs}
+
+
 def _own(annotations: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    return _json(annotations.get(PREFIX + name))
+
+
+def _json(text: Any) -> Mapping[str, Any]:
     try:
-        return mapping(json.loads(annotations.get(PREFIX + name) or "{}"))
+        return mapping(json.loads(text or "{}"))
     except (ValueError, TypeError):
         return {}
 
