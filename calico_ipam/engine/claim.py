@@ -133,24 +133,38 @@ def block_of_row(engine: Engine, owner: BlockOwner, row: Entry, block: Entry | N
     """
     key = row.key
     assert isinstance(key, AffinityKey)  # noqa: S101  # rows come from affinity lists
-    if block is not None and not block.value.owned_by(owner):
-        drop_row(engine, row)
-        raise StaleAffinity(f"block {key.cidr} does not belong to {owner}", subject=str(key.cidr))
+    stale = StaleAffinity(f"block {key.cidr} does not belong to {owner}", subject=str(key.cidr))
+    for _ in engine.retry.tries(f"looking whose block {key.cidr} is"):
+        if block is None or block.value.owned_by(owner):
+            break
+        if drop_row(engine, row):
+            raise stale
+        again, block, _ = row_and_block(engine, owner, key.cidr)
+        if again is None:
+            raise stale
+        row = again
     if block is not None and row.value.usable:
         return block
     try:
         return claim_block(engine, owner, key.cidr, known=(row, block))
     except BlockClaimConflict as error:
-        raise StaleAffinity(f"block {key.cidr} does not belong to {owner}", subject=str(key.cidr)) from error
+        raise stale from error
 
 
-def drop_row(engine: Engine, row: Entry | None) -> None:
-    """Remove a row that lost its block. Failing is no harm: the next use of the row finds it stale again."""
+def drop_row(engine: Engine, row: Entry | None) -> bool:
+    """Remove a row that lost its block. Failing is no harm: the next use of the row finds it stale again.
+
+    False: somebody changed the row in between, so it may not be stale any more.
+    """
     if row is None:
-        return
+        return True
     try:
         engine.store.commit(Delete(row))
+    except Conflict as error:
+        log.info("stale affinity %s was changed meanwhile: %s", row.key, error)
+        return False
     except NotFound:
         log.debug("stale affinity %s is gone already", row.key)
     except IPAMError as error:
         log.warning("stale affinity %s could not be removed: %s", row.key, error)
+    return True

@@ -85,6 +85,9 @@ def leaves_handle(moment: Moment, ours: State) -> bool:
 
 def remove_handle(moment: Moment, expected: Expectation, ours: State) -> None:
     expected.after.pop(_handle(moment), None)
+    expected.hooks_that_may_miss |= {
+        i for i, h in enumerate(moment.step.hooks) if (h.kind, h.call) == ("handle", "update")
+    }
 
 
 def handle_is_gone(moment: Moment, ours: State) -> bool:
@@ -125,6 +128,7 @@ def nothing_done(moment: Moment, expected: Expectation, ours: State) -> None:
     expected.after = dict(moment.before)
     expected.result = {"ipv4": None, "ipv6": None}
     expected.error = {"type": "*errors.errorString", "text": WRONG_FAMILY}
+    expected.hooks_that_may_miss = set(range(len(moment.step.hooks)))
 
 
 def _cap_outcomes(moment: Moment, ours: State) -> dict[int, list[str] | MaxAllocReached]:
@@ -315,6 +319,7 @@ def refuse_handle(moment: Moment, expected: Expectation, ours: State) -> None:
     }
     expected.after = dict(moment.before)
     expected.result = {"ipv4": None, "ipv6": None} if moment.step.op == "auto_assign" else None
+    expected.hooks_that_may_miss = set(range(len(moment.step.hooks)))
 
 
 def unreadable(moment: Moment, ours: State) -> bool:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from tests.golden.library_documents import (
-    blocks,
-    rows,
-)
-from tests.golden.library_reruns import as_if_undisturbed, hooks_of, rerun, take
+from tests.golden.library_documents import block_key, rows
+from tests.golden.library_reruns import as_if_undisturbed, hooks_missed, hooks_of, rerun, take
 from tests.golden.library_scenario import Expectation, Hook, Moment, State
 
-CLAIMS = ("auto_assign", "assign_ip", "claim_affinity")
+CLAIMS = ("auto_assign", "assign_ip", "claim_affinity", "ensure_block")
 
 
 # --- AssignIP (L2) -------------------------------------------------------------------------------------------
@@ -20,23 +17,23 @@ def cap_reached_by_retries(moment: Moment, ours: State) -> bool:
     return moment.step.op == "assign_ip" and bool(moment.step.hooks) and text.startswith("Max retries hit")
 
 
+def without_missed(moment: Moment, expected: Expectation, ours: State) -> None:
+    """As if nothing happened at the calls that ours does not make."""
+    missed = hooks_missed(moment, ours)
+    take(expected, rerun(moment, ours, [hook for hook in moment.step.hooks if hook not in missed]), moment)
+
+
 # --- claiming (L5, L31, atomic) ------------------------------------------------------------------------------
 
 
 def half_claim(moment: Moment, ours: State) -> bool:
-    """A fresh claim is disturbed at one of the writes of the affinity row that ours does not make."""
-    unsettled = any(ours[key].get("state") != "confirmed" for key, _, _ in rows(ours) if isinstance(ours[key], dict))
-    released = any(block["affinity"] != moment.after.get(k, block)["affinity"] for k, block in blocks(moment.before))
-    return moment.step.op in CLAIMS and not unsettled and not released and bool(_half_claim_hooks(moment))
+    """A claim is disturbed at a write of an affinity row that ours does not make."""
+    missed = hooks_missed(moment, ours) if moment.step.op in CLAIMS and _half_claim_hooks(moment) else []
+    return any(hook in missed for hook in _half_claim_hooks(moment))
 
 
 def _half_claim_hooks(moment: Moment) -> list[Hook]:
     return hooks_of(moment, kind="affinity", call="update") + hooks_of(moment, kind="affinity", call="delete")
-
-
-def without_half_claim(moment: Moment, expected: Expectation, ours: State) -> None:
-    skipped = _half_claim_hooks(moment)
-    take(expected, rerun(moment, ours, [h for h in moment.step.hooks if h not in skipped]), moment)
 
 
 def claim_disturbed(moment: Moment, ours: State) -> bool:
@@ -104,24 +101,44 @@ def _half_release_hooks(moment: Moment) -> list[Hook]:
 
 
 def half_release(moment: Moment, ours: State) -> bool:
+    if reclaim_fails(moment, ours):
+        return False
     return bool(moment.step.hooks) and bool(_marked(moment, ours) or _half_release_hooks(moment))
 
 
 def row_unchanged(moment: Moment, expected: Expectation, ours: State) -> None:
-    for key in _marked(moment, ours):
-        expected.after[key] = ours[key]
+    """A row that upstream leaves marked, and its block, are released whole or not at all, as ours does it."""
+    missed = hooks_missed(moment, ours)
+    outcome = rerun(moment, ours, [hook for hook in moment.step.hooks if hook not in missed])
+    for key, _, cidr in rows(moment.after):
+        marked = isinstance(moment.after[key], dict) and moment.after[key].get("state") == "pendingDeletion"
+        if marked and {key, block_key(cidr)} & moment.step.changed.keys():
+            for whole in (key, block_key(cidr)):
+                expected.after.pop(whole, None)
+                expected.after |= {whole: outcome.after[whole]} if whole in outcome.after else {}
     for hook in _half_release_hooks(moment):
         if hook.call == "delete":
-            # The row cannot go, so the block does not go either.
-            expected.after = dict(ours)
-        elif hook.error or (moment.step.error or {}).get("type") == "errors.ErrorResourceUpdateConflict":
+            continue
+        if hook.error or (moment.step.error or {}).get("type") == "errors.ErrorResourceUpdateConflict":
             # There is no such write that could fail, or lose.
             as_if_undisturbed(moment, expected, ours)
         else:
             expected.hooks_that_may_miss.add(moment.step.hooks.index(hook))
 
 
+def reclaim_fails(moment: Moment, ours: State) -> bool:
+    """A block cannot be taken from its owner, because somebody touches the owner's row: upstream has taken half."""
+    return moment.step.op == "auto_assign" and bool(moment.step.hooks) and bool(_marked(moment, ours))
+
+
 # --- handles and reads ---------------------------------------------------------------------------------------
+
+
+def counts_down_in_steps(moment: Moment, ours: State) -> bool:
+    """A release by handle is disturbed where upstream counts the handle down block by block."""
+    steps = hooks_of(moment, kind="handle", call="update")
+    missed = hooks_missed(moment, ours) if moment.step.op == "release_by_handle" and steps else []
+    return any(hook in missed for hook in steps)
 
 
 def handle_fails(moment: Moment, ours: State) -> bool:

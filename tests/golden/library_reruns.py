@@ -34,13 +34,23 @@ from tests.golden.replay import carry_out, prepared
 
 def rerun(moment: Moment, state: State, hooks: Iterable[Hook]) -> Expectation:
     """Return what our library does in this step from another state, or with other hooks."""
+    return _run(moment, state, hooks)[0]
+
+
+def hooks_missed(moment: Moment, ours: State) -> list[Hook]:
+    """Return the hooks of a step that wait for calls which our library does not make."""
+    missed = _run(moment, ours, moment.step.hooks)[1]
+    return [moment.step.hooks[position] for position in missed]
+
+
+def _run(moment: Moment, state: State, hooks: Iterable[Hook]) -> tuple[Expectation, list[int]]:
     bench = quick_bench(moment.scenario.backend)
     for key, document in state.items():
         bench.put_text(key, exact_text(document))
     store, ipam = prepared(bench, moment.step.now)
     store.set_hooks(tuple(hooks))
     result, error = carry_out(ipam, bench, moment.step)
-    return Expectation(result, error, bench.state())
+    return Expectation(result, error, bench.state()), store.missed()
 
 
 def take(expected: Expectation, other: Expectation, moment: Moment) -> None:

@@ -21,6 +21,7 @@ from calico_ipam.errors import (
     AlreadyExists,
     BadHandle,
     BadSequenceNumber,
+    BlockLimitReached,
     BlockNotEmpty,
     Conflict,
     InvalidInput,
@@ -143,7 +144,9 @@ def _auto(handle: str, host: str = "node-1", number: int = 1, **more: Any) -> Op
 
     words = "".join(f" {key}={value}" for key, value in more.items())
     # With a cap, and somebody else assigning under the same handle, what is left of the cap may be too little.
-    may = (MaxAllocReached, RefusedError) if "max_per_handle" in more else ()
+    may: tuple[type[IPAMError], ...] = (MaxAllocReached, RefusedError) if "max_per_handle" in more else ()
+    if "max_blocks_per_host" in more:
+        may = (*may, BlockLimitReached)  # a block that was claimed and taken away again counts in that call
     return Operation(f"auto-assign {number} {handle} on {host}{words}", call, frozenset({handle}), may)
 
 
