@@ -70,6 +70,17 @@ def test_history_that_is_gone_is_a_new_list(store: KubernetesStore) -> None:
     watch.close()
 
 
+def test_a_revision_of_another_history_is_a_new_list(store: KubernetesStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that was restored from a backup says nothing on such a watch; a list tells."""
+    monkeypatch.setattr(watching, "WATCH_SECONDS", 1.0)
+    store.commit(made("a"))
+    watch = store.within(Deadline.after(90)).watch(Handles(), "999999999")
+    assert told(watch, 1) == [("added", "a")]
+    store.commit(made("b"))
+    assert told(watch, 1) == [("added", "b")]
+    watch.close()
+
+
 def test_it_goes_on_when_the_server_ends_it(store: KubernetesStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watching, "WATCH_SECONDS", 1.0)
     watch = soon(store, store.list(Handles()).revision)

@@ -178,9 +178,9 @@ def test_a_revision_that_the_server_has_not_come_to_is_a_new_list(by: str) -> No
     """It was restored from a backup; it would say nothing until its history is as long as ours."""
     status = {**TOO_LARGE, "details": {"causes": [{"reason": "ResourceVersionTooLarge"}]}}
     refused = {
-        "answer": [answering(504, status)],
+        "answer": [answering(504, status, Retry_After="1")],
         "event": [answering(200, lines(("ERROR", status)))],
-        "question": [answering(200, b""), answering(504, status)],
+        "question": [answering(200, b""), answering(504, status, Retry_After="1")],
     }[by]
     with BadApi(in_turn(*refused, listing("9", handle("a", "1")), hanging)) as bad:
         with KubernetesStore(bad.settings()) as store:

@@ -19,7 +19,7 @@ from urllib.parse import urlencode
 
 from calico_ipam.datastore.api import Deadline
 from calico_ipam.datastore.kube.connection import connect, credentials_source
-from calico_ipam.datastore.kube.errors import error_of
+from calico_ipam.datastore.kube.errors import TOO_LARGE, error_of
 from calico_ipam.datastore.settings import Settings
 from calico_ipam.errors import DeadlineExceeded, OutcomeUnknown, StoreError, StoreUnavailable
 
@@ -252,7 +252,7 @@ def retry_after(request: Request, answer: Answer) -> float | None:
     A write is sent again only after answers that say it was not begun: others may have been done.
     """
     again = answer.status in (429, 503) or (request.reading and answer.status >= 500)
-    if not again:
+    if not again or TOO_LARGE in answer.body:  # the server has waited for that revision already
         return None
     try:
         return max(0.0, float(answer.headers.get("Retry-After", "")))

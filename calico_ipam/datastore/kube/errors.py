@@ -30,6 +30,10 @@ VERBS = {"GET": "get", "POST": "create", "PUT": "update", "PATCH": "patch", "DEL
 NO_SUCH_COLLECTION = b"404 page not found"
 
 
+#: how the API server says that a revision is ahead of its history
+TOO_LARGE = b"ResourceVersionTooLarge"
+
+
 class NotServed(NotFound):
     """The server knows no such path. An object may be there all the same: some other program may have answered."""
 
@@ -118,7 +122,7 @@ def history_gone(answer: Mapping[str, Any]) -> bool:
     One that is too large is of another history: the server was restored from a backup.
     """
     expired = answer.get("code") == 410 or answer.get("reason") in ("Expired", "Gone")
-    return expired or any(cause.get("reason") == "ResourceVersionTooLarge" for cause in _causes(answer))
+    return expired or any(cause.get("reason") == TOO_LARGE.decode() for cause in _causes(answer))
 
 
 def _invalid_fields(answer: Mapping[str, Any]) -> set[str]:
