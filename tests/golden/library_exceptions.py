@@ -8,8 +8,9 @@ library), ``atomic`` (block, handle and affinity row change in one commit, desig
 reads piece by piece is one read, ruling 14), ``bounds`` (settings that the resource definition refuses are refused on
 every store), ``fields`` (fields that are unknown or absent stay as they are, design §3.3), ``§15`` (an address
 is found in a pool that is disabled or gone, too, so that a machine there can migrate), ``§13.2`` (of several blocks
-that fail upstream tells of any), ``§14.4`` (a pool that goes takes virtual hosts' blocks along on every store, as
-upstream does on Kubernetes only), ``P…`` (a public report whose cure differs from what upstream does).
+that fail upstream tells of any), ``§13.4`` (what decides nothing is not read), ``§14.4`` (a pool that goes takes
+virtual hosts' blocks along on every store, as upstream does on Kubernetes only), ``P…`` (a public report whose cure
+differs from what upstream does).
 """
 
 from __future__ import annotations
@@ -99,6 +100,7 @@ EXCEPTIONS: tuple[Difference, ...] = (
     Difference("bounds", "settings out of bounds are refused", document.out_of_bounds, document.refuse_settings),
     Difference("fields", "unknown fields of a block survive", document.drops_fields, document.keep_fields),
     Difference("fields", "an absent map stays absent", document.makes_map, document.keep_absent),
+    Difference("§13.4", "a node that decides nothing is not read", race.node_unread, race.nothing_surfaces),
     Difference("snapshot", "a prelude that cannot be read is an error", race.prelude_fails, race.store_error),
     Difference("typed", "malformed addresses do not reach the library", document.malformed, document.invalid_input),
     Difference("typed", "addresses have one spelling", document.other_spelling, document.one_spelling),

@@ -106,6 +106,7 @@ class HookedStore:
     inner: Datastore
     outside: Outside
     waiting: list[Waiting] = field(default_factory=list)
+    looked_at: set[Key] = field(default_factory=set)  #: objects that were read, or made, in this step
 
     @property
     def capabilities(self) -> Capabilities:
@@ -118,6 +119,7 @@ class HookedStore:
     def set_hooks(self, hooks: Sequence[Hook]) -> None:
         """Begin a step: only these hooks wait from now on."""
         self.waiting = [Waiting(hook) for hook in hooks]
+        self.looked_at = set()
 
     def missed(self) -> list[int]:
         """Return the positions of hooks that did not fire in this step."""
@@ -140,7 +142,7 @@ class HookedStore:
 
     def commit(self, *writes: Write) -> list[Entry]:
         return self._around(
-            lambda: [_call(_verb(write), write.key) for write in writes],
+            lambda: self._write_calls(writes),
             lambda: self.inner.commit(*writes),
             lost=OutcomeUnknown,
         )
@@ -153,6 +155,15 @@ class HookedStore:
 
     def close(self) -> None:
         self.inner.close()
+
+    def _write_calls(self, writes: Sequence[Write]) -> list[Call]:
+        """A block that is created unseen was looked for by upstream, between the writes of its row (§10.4)."""
+        found: list[Call] = []
+        for write in writes:
+            unseen = isinstance(write, Create) and isinstance(write.key, BlockKey) and write.key not in self.looked_at
+            found += [_call("get", write.key)] if unseen else []
+            found.append(_call(_verb(write), write.key))
+        return found
 
     def _list_calls(self, scope: Scope) -> list[Call]:
         return [_call("list", scope), *(_call("get", entry.key) for entry in self.inner.list(scope))]
@@ -175,6 +186,8 @@ class HookedStore:
     def _due(self, calls: list[Call]) -> list[tuple[Waiting, Call]]:
         due = []
         for call in calls:
+            if not isinstance(call.subject, Scope):
+                self.looked_at.add(call.subject)
             for waiting in self.waiting:
                 if not waiting.fired and waiting.concerns(call, self.outside):
                     waiting.seen += 1

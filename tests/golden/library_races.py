@@ -131,6 +131,17 @@ def reclaim_fails(moment: Moment, ours: State) -> bool:
     return moment.step.op == "auto_assign" and bool(moment.step.hooks) and bool(_marked(moment, ours))
 
 
+def node_unread(moment: Moment, ours: State) -> bool:
+    """After a release upstream reads the node of the block's host, whether or not the block could be given back."""
+    reads = hooks_of(moment, kind="node", call="get") if moment.step.op in ("release_ips", "release_by_handle") else []
+    missed = hooks_missed(moment, ours) if reads else []
+    return any(hook in missed for hook in reads)
+
+
+def nothing_surfaces(moment: Moment, expected: Expectation, ours: State) -> None:
+    expected.hooks_that_may_miss |= {i for i, hook in enumerate(moment.step.hooks) if hook.kind == "node"}
+
+
 # --- handles and reads ---------------------------------------------------------------------------------------
 
 
