@@ -159,6 +159,7 @@ class Etcd:
         """Let it stand still: the kernel takes connections and bytes, nobody answers."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED)  # all its threads, and not only soon
 
     def thaw(self) -> None:
         assert self._process is not None
