@@ -235,6 +235,7 @@ class _Batch:
 
     writes: tuple[Write, ...]  #: the blocks, then the handle
     changed: tuple[Block, ...]  #: blocks that stay
+    left: Handle  #: what the handle counts then
     last: bool  #: no more blocks are left to do
 
 
@@ -263,25 +264,30 @@ def release_by_handle(engine: Engine, handle: str) -> None:
 
 def _release_batch(engine: Engine, world: World, entry: Entry, unreadable: dict[Network, StoreDamaged]) -> Entry | None:
     """Release as many blocks of a handle as a commit takes; return the handle as it is then, None when all is done."""
-    key, first = entry.key, world.snapshot.entry(entry.key)
+    key, first, gone = entry.key, world.snapshot.entry(entry.key), False
     for attempt in engine.retry.tries(f"releasing {key}"):
         if attempt:
             again = engine.store.read(key).entry(key)
-            if again is None:
-                return None  # somebody else, or our own write whose answer was lost, finished it
-            entry = again
+            # Somebody else, or our own write whose answer was lost, has finished it; or has removed the handle alone:
+            # what the blocks that it counted still hold is released all the same, as nobody would find it any more.
+            gone, entry = again is None, again or entry
         # A handle that did not change is the same entry when it is read again: only the first try may go on a guess.
         guess = world.snapshot if not attempt and entry is first else None
         batch = _batch(engine, world, entry, unreadable, guess)
+        if gone and engine.store.read(key).entry(key) is not None:
+            continue  # begun anew before the blocks were read: what they hold may be what is counted now
         try:
             # Blocks first, then the handle: a crash in between leaves a handle that counts too many.
-            stored = engine.store.commit(*batch.writes) if batch.writes else (entry,)
+            writes = [write for write in batch.writes if not (gone and write.key == key)]
+            stored = engine.store.commit(*writes) if writes else (entry,)
         except (*LOST, OutcomeUnknown) as error:
             log.debug("releasing %s: %s; deciding again", key, error)
             continue
         for block in batch.changed:
             release_if_unselected(engine, world, block)
-        return None if batch.last else stored[-1]
+        if batch.last:
+            return None
+        return replace(entry, value=batch.left) if gone else stored[-1]
     raise AssertionError("tries() never ends quietly")
 
 
@@ -320,7 +326,7 @@ def _batch(
                 changed.append(block)
     if left != handle or left.empty:
         writes.append(handle_write(HandleKey(handle.id), entry, left))
-    return _Batch(tuple(writes), tuple(changed), len(cidrs) == len(todo))
+    return _Batch(tuple(writes), tuple(changed), left, len(cidrs) == len(todo))
 
 
 def _shows(guess: Snapshot, cidr: Network, handle: str) -> bool:

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from calico_ipam.datastore.api import Datastore, Delete, Write
+from calico_ipam.engine.client import IPAM
 from calico_ipam.errors import (
     AlreadyExists,
     BadHandle,
@@ -16,7 +18,9 @@ from calico_ipam.errors import (
 )
 from calico_ipam.model.addresses import Address, parse_address, parse_network
 from calico_ipam.model.block import ReleaseOption
+from calico_ipam.model.keys import BlockKey, HandleKey, Key, Scope
 from tests.cluster import Cluster, cluster, texts
+from tests.faulty import Fault, FaultyStore
 from tests.invariants import violations
 
 
@@ -234,3 +238,43 @@ def test_an_address_that_is_asked_for_twice_is_told_twice_when_nothing_is_there(
     asked = ["192.168.1.9", "192.168.1.9", "10.9.9.9", "10.9.9.9"]
     result = usual.ipam.release_ips([ReleaseOption(ip(text)) for text in asked])
     assert sorted(str(address) for address in result.unallocated) == sorted(asked)
+
+
+# --- somebody else at work ----------------------------------------------------------------------------------
+
+
+def test_a_handle_that_vanishes_under_a_release_leaves_no_address_behind(usual: Cluster) -> None:
+    """Nobody would find the addresses of a handle that is not there: what it counted is released all the same."""
+    usual.auto(3, handle="h")
+    usual.auto(1, handle="k")
+
+    def vanish(store: Datastore, write: Write) -> None:
+        store.commit(Delete(store.get(HandleKey("h"))))
+
+    store = FaultyStore(usual.store.inner, Fault("conflict", write=1, rival=vanish))
+    IPAM(store, clock=usual.clock).release_by_handle("h")
+    assert store.struck()
+    assert [attribute.handle for block in usual.blocks().values() for _, attribute in block.taken()] == ["k"]
+
+
+def test_a_handle_that_is_begun_anew_under_a_release_is_released_whole(usual: Cluster) -> None:
+    usual.auto(3, handle="h")
+    looks: list[BlockKey] = []
+
+    def begin_anew(store: Datastore, write: Write) -> None:
+        other = IPAM(store, clock=usual.clock)
+        other.release_by_handle("h")
+
+        def assign(scope: Key | Scope) -> bool:
+            if isinstance(scope, BlockKey) and not looks:
+                looks.append(scope)
+                other.auto_assign(use="Workload", num4=2, handle="h", hostname="node-1")
+            return False
+
+        faulty.inject(Fault("before", operation=1, verb="read", where=assign))
+
+    faulty = FaultyStore(usual.store.inner, Fault("conflict", write=1, rival=begin_anew))
+    IPAM(faulty, clock=usual.clock).release_by_handle("h")
+    assert looks
+    assert usual.handle("h") is None
+    assert [list(block.taken()) for block in usual.blocks().values()] == [[]]
