@@ -19,8 +19,9 @@ from calico_gc.kube import REQUEST_SECONDS, pages
 from calico_ipam.datastore.api import Datastore, Deadline
 from calico_ipam.datastore.kube.api import KubeApi, Request
 from calico_ipam.datastore.kube.codec import Group
-from calico_ipam.datastore.kube.errors import Expired
+from calico_ipam.datastore.kube.errors import Expired, history_gone
 from calico_ipam.datastore.kube.objects import meta
+from calico_ipam.datastore.kube.pages import check_history
 from calico_ipam.errors import IPAMError, NotFound, StoreError
 from calico_ipam.model.keys import Blocks, Resources, Scope
 from calico_ipam.model.resource import (
@@ -176,15 +177,22 @@ class KubeSource(Source):
             }
             request = Request("GET", self._kind.path, query, verb="watch")
             self._response = self._api.open_stream(request, WATCH_SECONDS + GRACE)
+            silent = True
             try:
                 for line in _lines(self._response):
+                    silent = False
                     self._event(line)
                     if self._stop.is_set():
                         return
             finally:
                 self._response.close()
                 self._response = None
+            if silent and not self._stop.is_set():
+                check_history(self._call, self._kind.path, {}, self._revision)
             self._stop.wait(0.1)  # a server that ends each watch at once is not asked in a loop
+
+    def _call(self, request: Request) -> dict[str, Any]:
+        return self._api.call(request, Deadline.after(REQUEST_SECONDS))
 
     def _event(self, line: bytes) -> None:
         try:
@@ -194,7 +202,7 @@ class KubeSource(Source):
         kind, document = str(raw.get("type")), mapping(raw.get("object"))
         if kind == "ERROR":
             text = str(document.get("message") or "no reason given")
-            if document.get("code") == 410 or document.get("reason") in ("Expired", "Gone"):
+            if history_gone(document):
                 raise Expired(text)
             raise StoreError(f"the watch of {self.name} failed: {text}")
         self._revision = meta(document, "resourceVersion") or self._revision

@@ -10,18 +10,19 @@ from typing import Any
 import pytest
 from calico_gc import intake
 from calico_gc.decide import UNREADABLE, Standing
-from calico_gc.feed import BROKEN, SYNCED, DatastoreSource, KubeSource, KubeVirt, _Relay
+from calico_gc.feed import BROKEN, SYNCED, SYNCING, DatastoreSource, KubeSource, KubeVirt, _Relay
 from calico_gc.intake import Change
 from calico_gc.kinds import INSTANCES, MACHINES, NODES, PODS, Kind
 from calico_gc.kube import Cluster, everything
 
 from calico_ipam.datastore.api import Create, Damaged, Listing
-from calico_ipam.datastore.kube.api import Request
+from calico_ipam.datastore.kube.api import KubeApi, Request
 from calico_ipam.datastore.kube.errors import error_of
 from calico_ipam.errors import IPAMError, NotFound, StoreError, StoreUnavailable
 from calico_ipam.model.addresses import parse_network
 from calico_ipam.model.keys import BlockKey, Blocks, ResourceKey
 from calico_ipam.model.resource import NODE, Resource
+from tests.bad_api import BadApi, answering, hanging, in_turn
 from tests.gc_world import GcClock
 from tests.kube_tools import wait_until
 from tests.memory import MemoryStore
@@ -191,6 +192,28 @@ def follow(kind: Kind, sink: Any, *script: Any, monkeypatch: pytest.MonkeyPatch)
 def listed(kind: str, *names: str) -> dict[str, Any]:
     items = [{"metadata": {"namespace": "d", "name": name, "resourceVersion": "1"}} for name in names]
     return {"kind": kind, "metadata": {"resourceVersion": "1"}, "items": items}
+
+
+def test_a_silent_watch_of_a_server_that_was_restored_ends_in_a_new_list() -> None:
+    """It would say nothing until its history is as long as the one it lost (datastore §7)."""
+    ahead = {"kind": "Status", "code": 504, "details": {"causes": [{"reason": "ResourceVersionTooLarge"}]}}
+    restored = in_turn(
+        answering(200, listed("PodList", "a", "b")),
+        answering(200, b""),
+        answering(504, ahead),
+        answering(200, listed("PodList", "b")),
+        hanging,
+    )
+    heard = Heard()
+    with BadApi(restored) as bad:
+        api = KubeApi(bad.settings())
+        source = KubeSource(api, PODS, heard)
+        source.start()
+        wait_until(lambda: len(bad.requests) == 5, what="the next watch")
+        source.stop()
+        api.close()
+    assert heard.kinds() == [SYNCING, *[intake.POD] * 2, SYNCED, SYNCING, intake.POD, SYNCED]
+    assert bad.requests[2].path.endswith("?resourceVersion=1&resourceVersionMatch=NotOlderThan&limit=1")
 
 
 @pytest.mark.parametrize("kind", [PODS, NODES, MACHINES, INSTANCES], ids=lambda kind: kind.name)

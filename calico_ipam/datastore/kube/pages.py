@@ -39,6 +39,15 @@ def all_items(
         return list(make(_items(whole))), _revision(whole)
 
 
+def check_history(call: Call, path: str, query: Mapping[str, str], revision: Revision) -> None:
+    """Ask whether the server has come to a revision, after a watch from it that said nothing. Raises Expired if not.
+
+    A server that was restored from a backup would let a watch wait in silence for a revision of another history.
+    """
+    asked = {**query, "resourceVersion": revision, "resourceVersionMatch": "NotOlderThan", "limit": "1"}
+    call(Request("GET", path, asked, verb="list"))
+
+
 class _Expired(Exception):
     """A continuation is too old."""
 

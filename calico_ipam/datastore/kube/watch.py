@@ -17,6 +17,7 @@ from calico_ipam.datastore.api import Damaged, Entry, Event, Listing, Revision
 from calico_ipam.datastore.kube.api import KubeApi, Request
 from calico_ipam.datastore.kube.errors import Expired, history_gone
 from calico_ipam.datastore.kube.objects import entry_of, marked_deleted, meta, shown_path, within_scope
+from calico_ipam.datastore.kube.pages import check_history
 from calico_ipam.datastore.kube.paths import Collection
 from calico_ipam.datastore.kube.pods import exposed
 from calico_ipam.errors import DeadlineExceeded, IPAMError, NotFound, StoreError, StoreUnavailable
@@ -142,7 +143,11 @@ class Watch(Iterator[Event]):
                 return
             self._stream = None  # the server ended it, as it does after a while
             if stream.silent and not self._ended():
-                self._check_history()
+                with contextlib.suppress(NotFound):  # the next step finds that out
+                    check_history(self._ask, self._collection.path, self._collection.query, self._revision)
+
+    def _ask(self, request: Request) -> dict[str, Any]:
+        return self._api.call(request, self._store.deadline)
 
     def _list(self) -> None:
         self._wait(self._next_list - time.monotonic())
@@ -190,16 +195,6 @@ class Watch(Iterator[Event]):
         self._stream = _Stream(response)
         if self._ended():  # closed while it was being opened, and nobody would wake it
             self._leave()
-
-    def _check_history(self) -> None:
-        """Ask whether the server has come to our revision. Raises Expired if not.
-
-        A server that was restored from a backup would let us wait in silence for a revision that is of another history.
-        """
-        query = {"resourceVersion": self._revision, "resourceVersionMatch": "NotOlderThan", "limit": "1"}
-        request = Request("GET", self._collection.path, {**self._collection.query, **query}, verb="list")
-        with contextlib.suppress(NotFound):  # the next step finds that out
-            self._api.call(request, self._store.deadline)
 
     # --- what the server says ------------------------------------------------------------------------------
 
