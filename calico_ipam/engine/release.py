@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from calico_ipam.datastore.api import Damaged, Delete, Entry, Snapshot, Update, Write, damaged_error
+from calico_ipam.datastore.api import Damaged, Delete, Entry, Snapshot, Update, Write, damaged_error, lost
 from calico_ipam.engine.affinity_release import release_if_unselected
 from calico_ipam.engine.claim import LOST
 from calico_ipam.engine.results import ReleaseResult
@@ -265,6 +265,7 @@ def release_by_handle(engine: Engine, handle: str) -> None:
 def _release_batch(engine: Engine, world: World, entry: Entry, unreadable: dict[Network, StoreDamaged]) -> Entry | None:
     """Release as many blocks of a handle as a commit takes; return the handle as it is then, None when all is done."""
     key, first, gone = entry.key, world.snapshot.entry(entry.key), False
+    changed: list[Block] = []
     for attempt in engine.retry.tries(f"releasing {key}"):
         if attempt:
             again = engine.store.read(key).entry(key)
@@ -282,8 +283,10 @@ def _release_batch(engine: Engine, world: World, entry: Entry, unreadable: dict[
             stored = engine.store.commit(*writes) if writes else (entry,)
         except (*LOST, OutcomeUnknown) as error:
             log.debug("releasing %s: %s; deciding again", key, error)
+            loss = lost(error)
+            changed += [each.value for each in (loss.applied if loss else ()) if isinstance(each.key, BlockKey)]
             continue
-        for block in batch.changed:
+        for block in (*changed, *batch.changed):
             release_if_unselected(engine, world, block)
         if batch.last:
             return None

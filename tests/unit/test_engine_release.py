@@ -22,6 +22,7 @@ from calico_ipam.model.keys import BlockKey, HandleKey, Key, Scope
 from tests.cluster import Cluster, cluster, texts
 from tests.faulty import Fault, FaultyStore
 from tests.invariants import violations
+from tests.sequential import SequentialStore
 
 
 @pytest.fixture
@@ -278,3 +279,14 @@ def test_a_handle_that_is_begun_anew_under_a_release_is_released_whole(usual: Cl
     assert looks
     assert usual.handle("h") is None
     assert [list(block.taken()) for block in usual.blocks().values()] == [[]]
+
+
+def test_a_block_is_given_back_although_its_handle_was_lost_in_a_race(usual: Cluster) -> None:
+    """Where block and handle are two writes: the block has been written when the handle turns out to be changed."""
+    usual.auto(1, handle="h")
+    usual.pool("pool-4", "192.168.1.0/24", 26, nodeSelector="zone == 'elsewhere'")
+    store = FaultyStore(usual.store.inner, Fault("conflict", write=2))
+    IPAM(SequentialStore(store), clock=usual.clock).release_by_handle("h")
+    assert store.struck()
+    assert usual.blocks() == {}
+    assert usual.rows() == {}
