@@ -11,19 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from calico_ipam.datastore.api import (
-    Capabilities,
     Create,
     Datastore,
     Deadline,
     Delete,
     Entry,
-    Event,
     Listing,
-    Revision,
     Snapshot,
     Update,
     Write,
 )
+from calico_ipam.datastore.passing import PassingStore
 from calico_ipam.datastore.sqlite import SQLiteStore
 from calico_ipam.engine.client import IPAM
 from calico_ipam.errors import NotFound
@@ -66,24 +64,16 @@ class ManualClock:
 
 
 @dataclass
-class CountingStore(Datastore):
+class CountingStore(PassingStore):
     """A Datastore that counts what was asked of it: operations by name, and the objects that went in or came out."""
 
     inner: Datastore
     asked: Counter[str] = field(default_factory=Counter)
     objects: Counter[str] = field(default_factory=Counter)
 
-    @property
-    def capabilities(self) -> Capabilities:
-        return self.inner.capabilities
-
-    @property
-    def name(self) -> str:
-        return self.inner.name
-
     def get(self, key: Key) -> Entry:
         self.asked["get"] += 1
-        return self.inner.get(key)
+        return super().get(key)
 
     def list(self, scope: Scope) -> Listing:
         self.asked["list"] += 1
@@ -104,14 +94,8 @@ class CountingStore(Datastore):
         self.objects["writes"] += len(writes)
         return self.inner.commit(*writes)
 
-    def watch(self, scope: Scope, since: Revision) -> Iterator[Event]:
-        return self.inner.watch(scope, since)
-
     def within(self, deadline: Deadline | None) -> Datastore:
         return self
-
-    def close(self) -> None:
-        self.inner.close()
 
     def reset(self) -> None:
         self.asked.clear()

@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
 from calico_ipam.datastore.api import (
-    Capabilities,
     Create,
     Datastore,
     Deadline,
@@ -32,6 +31,7 @@ from calico_ipam.datastore.api import (
     Update,
     Write,
 )
+from calico_ipam.datastore.passing import PassingStore
 from calico_ipam.errors import DeadlineExceeded, IPAMError, NotFound, OutcomeUnknown, StoreUnavailable
 from calico_ipam.model.keys import Key, Scope
 
@@ -107,11 +107,11 @@ class _State:
     writes: int = 0
 
 
-class FaultyStore(Datastore):
+class FaultyStore(PassingStore):
     """Passes everything on to ``inner`` except what a fault strikes. Views made by ``within`` count together."""
 
     def __init__(self, inner: Datastore, *faults: Fault) -> None:
-        self.inner = inner
+        super().__init__(inner)
         self._deadline: Deadline | None = None
         self._state = _State([])
         self.inject(*faults)
@@ -133,14 +133,6 @@ class FaultyStore(Datastore):
     def writes(self) -> int:
         """Single writes asked for so far."""
         return self._state.writes
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return self.inner.capabilities
-
-    @property
-    def name(self) -> str:
-        return self.inner.name
 
     def get(self, key: Key) -> Entry:
         return self._do("get", (key,), lambda: self.inner.get(key))
@@ -165,9 +157,6 @@ class FaultyStore(Datastore):
         view._deadline = deadline
         view._state = self._state
         return view
-
-    def close(self) -> None:
-        self.inner.close()
 
     def _do(
         self, verb: Verb, subjects: tuple[Key | Scope, ...], action: Callable[[], T], writes: tuple[Write, ...] = ()

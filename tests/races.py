@@ -23,7 +23,6 @@ from functools import cache, partial
 from typing import Any, cast
 
 from calico_ipam.datastore.api import (
-    Capabilities,
     Datastore,
     Deadline,
     Entry,
@@ -34,6 +33,7 @@ from calico_ipam.datastore.api import (
     Write,
 )
 from calico_ipam.datastore.kube.api import Request
+from calico_ipam.datastore.passing import PassingStore
 from calico_ipam.engine.client import IPAM
 from calico_ipam.engine.results import AutoAssigned
 from calico_ipam.errors import IPAMError
@@ -52,20 +52,12 @@ NEVER = 1 << 30
 # --- stores --------------------------------------------------------------------------------------------------
 
 
-class GatedStore(Datastore):
+class GatedStore(PassingStore):
     """Passes everything on, after the gate."""
 
     def __init__(self, inner: Datastore, gate: Gate) -> None:
-        self.inner = inner
+        super().__init__(inner)
         self.gate = gate
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return self.inner.capabilities
-
-    @property
-    def name(self) -> str:
-        return self.inner.name
 
     def get(self, key: Key) -> Entry:
         self.gate()

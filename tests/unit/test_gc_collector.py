@@ -564,7 +564,7 @@ def test_a_conflict_over_cooling_addresses_stops_nobody() -> None:
         add_block(world, f"10.0.0.{number * 4}/30", node, cooling={1: 100.0})
     faulty = FaultyStore(world.store, Fault("conflict", write=1))
     world.controller.state.ready = True
-    world.engine.store._inner = faulty  # type: ignore[attr-defined]  # of this test's store
+    world.engine.store.inner = faulty  # type: ignore[attr-defined]  # of this test's store
     world.start()
     world.run(60)
     assert faulty.struck()

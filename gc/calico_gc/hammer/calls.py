@@ -6,9 +6,8 @@ import threading
 from collections import Counter
 from collections.abc import Sequence
 
-from calico_gc.gate import GatedStore
-from calico_gc.timing import Bucket, SystemClock
 from calico_ipam.datastore.api import Datastore, Deadline, Entry, Listing, Snapshot, Write
+from calico_ipam.datastore.passing import PassingStore
 from calico_ipam.model.keys import Key, Scope
 
 
@@ -28,11 +27,11 @@ class Calls:
             return dict(sorted(self._numbers.items()))
 
 
-class CountedStore(GatedStore):
-    """A store that counts; every write passes."""
+class CountedStore(PassingStore):
+    """A store that counts; everything passes."""
 
     def __init__(self, inner: Datastore, calls: Calls) -> None:
-        super().__init__(inner, lambda: None, Bucket(SystemClock(), 0))
+        super().__init__(inner)
         self._calls = calls
 
     def get(self, key: Key) -> Entry:
@@ -54,7 +53,7 @@ class CountedStore(GatedStore):
         return super().commit(*writes)
 
     def within(self, deadline: Deadline | None) -> CountedStore:
-        return CountedStore(self._inner.within(deadline), self._calls)
+        return CountedStore(self.inner.within(deadline), self._calls)
 
 
 def _kind(asked: Key | Scope) -> str:
