@@ -134,9 +134,8 @@ def _concluded_give_back(controller: Controller, action: GiveBack, answer: Done,
         controller.record.happened(now, "release-block", action.cidr, action.host, str(answer.error))
         return
     tracked = controller.state.blocks.get(action.cidr)
-    as_before = (
-        tracked is not None and tracked.block is action.block
-    )  # else the watch knows newer things than this answer
+    # If it is another one, the watch knows newer things than this answer.
+    as_before = tracked is not None and tracked.block is action.block
     if answer.gone:
         controller.record.blocks_released += 1
         controller.record.happened(now, "release-block", action.cidr, action.host)

@@ -7,23 +7,21 @@ as a list and as a get of each object in it. A hook fires around the call of our
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from calico_ipam.datastore.api import (
-    Capabilities,
     Create,
     Datastore,
     Deadline,
     Delete,
     Entry,
-    Event,
     Listing,
-    Revision,
     Snapshot,
     Write,
 )
+from calico_ipam.datastore.passing import PassingStore
 from calico_ipam.errors import Conflict, IPAMError, NotFound, OutcomeUnknown, StoreError
 from calico_ipam.model import resource
 from calico_ipam.model.keys import (
@@ -100,21 +98,13 @@ class Waiting:
 
 
 @dataclass
-class HookedStore:
+class HookedStore(PassingStore):
     """A Datastore with hooks. ``calls`` counts what the library asked of the store, by operation."""
 
     inner: Datastore
     outside: Outside
     waiting: list[Waiting] = field(default_factory=list)
     looked_at: set[Key] = field(default_factory=set)  #: objects that were read, or made, in this step
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return self.inner.capabilities
-
-    @property
-    def name(self) -> str:
-        return self.inner.name
 
     def set_hooks(self, hooks: Sequence[Hook]) -> None:
         """Begin a step: only these hooks wait from now on."""
@@ -147,14 +137,8 @@ class HookedStore:
             lost=OutcomeUnknown,
         )
 
-    def watch(self, scope: Scope, since: Revision) -> Iterator[Event]:
-        return self.inner.watch(scope, since)
-
     def within(self, deadline: Deadline | None) -> Datastore:
         return self
-
-    def close(self) -> None:
-        self.inner.close()
 
     def _write_calls(self, writes: Sequence[Write]) -> list[Call]:
         """A block that is created unseen was looked for by upstream, between the writes of its row (§10.4)."""
