@@ -112,9 +112,6 @@ class Backoff:
         """Let what was parked be tried again."""
         self._failures = {k: (n, now if due == math.inf else due) for k, (n, due) in self._failures.items()}
 
-    def parked(self) -> list[Key]:
-        return [key for key, (_, due) in self._failures.items() if due == math.inf]
-
     def succeeded(self, key: Key) -> None:
         self._failures.pop(key, None)
 
