@@ -16,7 +16,6 @@ from typing import Protocol
 from calico_gc import report
 from calico_ipam.datastore.api import Datastore, Deadline
 from calico_ipam.datastore.kube.api import KubeApi, Request
-from calico_ipam.errors import IPAMError
 from calico_ipam.model.keys import Resources
 from calico_ipam.model.resource import CLUSTER_INFORMATION
 
@@ -86,7 +85,7 @@ class Probes:
             try:
                 ask(self._timeout)
                 self._reasons[name] = ""
-            except (IPAMError, OSError) as error:
+            except Exception as error:  # whatever it is: who cannot ask does not say that all is well
                 if self._reasons[name] != (reason := _missing(name, error)):
                     log.warning("%s", reason)
                 self._reasons[name] = reason

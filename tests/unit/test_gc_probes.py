@@ -75,6 +75,17 @@ def test_from_the_start_to_being_ready_and_back(caplog: pytest.LogCaptureFixture
     assert set(scene.codes().values()) == {200}
 
 
+def test_an_error_that_nobody_thought_of_is_not_ready_and_ends_nothing() -> None:
+    """With the thread gone the last good answer would be shown for ever."""
+    scene = Scene()
+    scene.probes.round()
+    scene.api.error = RuntimeError("oops")
+    assert scene.probes.round() == BAD_PAUSE
+    assert scene.probes.not_ready() == "KubeAPIServer: Error reaching apiserver: oops"
+    scene.api.error = None
+    assert scene.probes.round() == GOOD_PAUSE
+
+
 def test_a_datastore_that_does_not_answer() -> None:
     scene = Scene()
     scene.probes.round()
