@@ -5,21 +5,20 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from scripts import demo
+from tests.clock import LONG
 from tests.installed import need_root
 from tests.shared import REPOSITORY
 
 
 def test_the_demo_shows_what_it_promises() -> None:
     need_root()
-    began = time.monotonic()
     done = subprocess.run(
-        [sys.executable, REPOSITORY / "scripts" / "demo.py"], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, REPOSITORY / "scripts" / "demo.py"], capture_output=True, text=True, timeout=LONG, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""
@@ -28,7 +27,6 @@ def test_the_demo_shows_what_it_promises() -> None:
     pings = [line for line in lines if "bytes from" in line]
     assert len(pings) == 2 * 6, "two families; red to blue, blue to red, host to and from each"
     assert "| Block" in done.stdout
-    assert time.monotonic() - began < 20
     assert not [name for name in ("red", "blue") if Path("/run/netns", name).exists()]
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from calico_cni import gojson
+from tests.clock import SOON
 from tests.golden.cni_host import CaseHost, Outcome, case_host, wait
 from tests.golden.cni_match import ANY, Matcher
 from tests.kube_tools import KubeServer
@@ -41,7 +42,7 @@ STEP_KEYS: Mapping[str, set[str]] = {
 }
 
 #: Seconds that the kernel may take to give a link its link-local address.
-SETTLE = 4.0
+SETTLE = SOON
 
 Step = Mapping[str, Any]
 

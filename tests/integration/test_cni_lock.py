@@ -9,6 +9,8 @@ import os
 import time
 from pathlib import Path
 
+import pytest
+
 from calico_cni.ipam.lock import host_lock
 from calico_cni.logs import IPAM, Log, logging_to
 
@@ -70,21 +72,28 @@ def test_a_lock_that_stays_held_is_gone_without_after_the_wait(tmp_path: Path) -
     assert "still held by another process; going on without it" in stderr.getvalue()
 
 
-def test_waiting_costs_next_to_nothing(tmp_path: Path) -> None:
+def test_waiting_costs_next_to_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A node that starts has a hundred calls in line: were they busy asking, none would get on."""
     lock = tmp_path / "ipam.lock"
-    seconds = 4.0
+    tries: list[float] = []
+    really = fcntl.flock
+
+    def counted(descriptor: int, operation: int) -> None:
+        tries.append(time.monotonic())
+        really(descriptor, operation)
+
     descriptor = os.open(lock, os.O_CREAT | os.O_RDWR)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-        before = time.process_time()
-        with host_lock(str(lock), Log(IPAM), patience=1.0):
-            eager = time.process_time() - before
-        with host_lock(str(lock), Log(IPAM), patience=seconds):
-            patient = time.process_time() - before - eager
+        monkeypatch.setattr(fcntl, "flock", counted)
+        began = time.monotonic()
+        with host_lock(str(lock), Log(IPAM), patience=4.0):
+            over = time.monotonic()
     finally:
         os.close(descriptor)
-    assert patient < eager * 3, "the longer wait asks as often as the short one"
+    late = [at for at in tries if at - began > 1.2]
+    assert len(tries) > 10, "the first second is for those who ask often"
+    assert 1 <= len(late) <= (over - began - 1.2) / 0.05 + 1, "the longer wait asks as often as the short one"
 
 
 def test_the_lock_is_free_again_and_its_file_stays(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from calico_ipam.errors import (
 )
 from calico_ipam.model.handle import Handle
 from calico_ipam.model.keys import HandleKey, Handles
+from tests.clock import LONG, SOON, seconds_since
 from tests.etcd_tools import (
     Etcd,
     Proxy,
@@ -41,6 +42,7 @@ from tests.etcd_tools import (
 from tests.ports import free_port
 
 QUICK = Patience(request=3.0, connect=0.5, pulse=0.3)
+SLOW = Patience(request=LONG, connect=0.5, pulse=0.3)
 
 
 @pytest.fixture(scope="module")
@@ -74,10 +76,6 @@ def mute() -> Iterator[str]:
         yield f"http://127.0.0.1:{server.getsockname()[1]}"
 
 
-def took(started: float) -> float:
-    return time.monotonic() - started
-
-
 # --- nobody there -------------------------------------------------------------------------------------------
 
 
@@ -85,12 +83,12 @@ def took(started: float) -> float:
 def test_endpoints_that_refuse_are_all_named(write: bool) -> None:
     first, second = nobody(), nobody()
     began = time.monotonic()
-    with opened(first, second) as store, pytest.raises(StoreUnavailable) as caught:
+    with opened(first, second, patience=SLOW) as store, pytest.raises(StoreUnavailable) as caught:
         store.commit(handle("h")) if write else store.list(Handles())
     for endpoint in (first, second):
         assert f"{endpoint.removeprefix('http://')} refuses connections" in str(caught.value)
     assert "etcdctl endpoint health" in caught.value.hint
-    assert took(began) < 3
+    assert seconds_since(began) < SOON
 
 
 def test_a_name_that_does_not_resolve() -> None:
@@ -103,16 +101,19 @@ def test_a_mute_endpoint_ends_with_patience(mute: str, write: bool) -> None:
     began = time.monotonic()
     with opened(mute) as store, pytest.raises(StoreUnavailable, match="did not answer in time"):
         store.commit(handle("h")) if write else store.list(Handles())
-    assert 2.5 < took(began) < 8
+    assert 2.5 < seconds_since(began) < 3 + SOON
 
 
 @pytest.mark.parametrize("write", [False, True])
 def test_the_callers_deadline_is_shorter(mute: str, write: bool) -> None:
     began = time.monotonic()
-    with opened(mute) as store, pytest.raises(DeadlineExceeded, match=r"out of time: cannot .* did not answer in time"):
+    with (
+        opened(mute, patience=SLOW) as store,
+        pytest.raises(DeadlineExceeded, match=r"out of time: cannot .* did not answer in time"),
+    ):
         bound = store.within(Deadline.after(0.6))
         bound.commit(handle("h")) if write else bound.list(Handles())
-    assert took(began) < 2.5
+    assert seconds_since(began) < SOON
 
 
 def test_a_server_that_comes_up_is_waited_for(etcd: Etcd) -> None:
@@ -154,9 +155,9 @@ def test_the_next_endpoint_answers(etcd: Etcd, mute: str) -> None:
             with opened(*order) as store:
                 assert store.list(Handles()) is not None
                 began = time.monotonic()
-                for _ in range(20):
+                for _ in range(40):
                     store.list(Handles())
-                assert took(began) < 2  # what has failed is not asked each time
+                assert seconds_since(began) < SOON  # what has failed is not asked each time
 
 
 def test_a_first_write_finds_the_endpoint_that_answers(etcd: Etcd, mute: str) -> None:
@@ -171,9 +172,9 @@ def test_reads_move_on_when_an_endpoint_hangs(etcd: Etcd) -> None:
         proxy.weather = Weather(requests=False, answers=False)
         began = time.monotonic()
         assert len(store.list(Handles())) == 1
-        assert took(began) < 2.5
+        assert seconds_since(began) < SOON
         store.commit(handle("i"))
-        assert took(began) < 3
+        assert seconds_since(began) < SOON
 
 
 def test_reads_move_on_when_connections_break(etcd: Etcd) -> None:
@@ -193,7 +194,7 @@ def test_one_endpoint_is_connected_again(etcd: Etcd) -> None:
         reviving.start()
         assert len(store.list(Handles())) == 1
         reviving.join()
-        assert proxy.connections == 2
+        assert proxy.connections >= 2
 
 
 def test_threads_share_a_fail_over(etcd: Etcd) -> None:
@@ -248,7 +249,7 @@ def test_a_write_whose_answer_is_lost_is_unknown_and_was_done(etcd: Etcd) -> Non
         with pytest.raises(OutcomeUnknown, match=r"cannot tell whether the last write to etcd://.* was done") as caught:
             store.commit(Update(entry, Handle("h", {"10.0.0.0/26": 2})))
         assert "Read again" in caught.value.hint
-        assert took(began) < 4
+        assert seconds_since(began) < SOON
         assert store.get(HandleKey("h")).value.blocks == {"10.0.0.0/26": 2}  # by the other endpoint
 
 
@@ -257,19 +258,24 @@ def test_a_write_that_never_arrived_is_unknown_too(etcd: Etcd) -> None:
         (entry,) = store.commit(handle("h"))
         proxy.weather = Weather(requests=False)
         with pytest.raises(OutcomeUnknown):
-            store.within(Deadline.after(1)).commit(Update(entry, Handle("h", {"10.0.0.0/26": 2})))
+            store.within(Deadline.after(3)).commit(Update(entry, Handle("h", {"10.0.0.0/26": 2})))
         assert store.get(HandleKey("h")) == entry
 
 
 def test_a_write_that_is_cut_off_is_unknown(etcd: Etcd) -> None:
-    with proxied(etcd) as proxy, opened(proxy.endpoint) as store:
+    with proxied(etcd) as proxy, opened(proxy.endpoint, patience=SLOW) as store, opened(etcd.endpoint) as direct:
         (entry,) = store.commit(handle("h"))
         proxy.weather = Weather(answers=False)
-        cutting = threading.Timer(0.3, proxy.cut)
-        cutting.start()
-        with pytest.raises(OutcomeUnknown, match=r"closed the connection|broke the connection"):
-            store.commit(Update(entry, Handle("h", {"10.0.0.0/26": 2})))
-        cutting.join()
+
+        def cut_when_done() -> None:
+            wait_until(lambda: direct.get(HandleKey("h")).revision != entry.revision, what="the write")
+            proxy.cut()
+
+        with ThreadPoolExecutor(1) as pool:
+            cutting = pool.submit(cut_when_done)
+            with pytest.raises(OutcomeUnknown, match=r"closed the connection|broke the connection"):
+                store.commit(Update(entry, Handle("h", {"10.0.0.0/26": 2})))
+            cutting.result(SOON)
         proxy.weather = Weather()
         assert store.get(HandleKey("h")).value.blocks == {"10.0.0.0/26": 2}
 
@@ -334,13 +340,13 @@ def test_a_byte_a_second_ends_with_the_deadline(etcd: Etcd) -> None:
         proxy.weather = Weather(rate=1.0)
         began = time.monotonic()
         assert len(store.list(Handles())) == 1  # the other endpoint is quick
-        assert took(began) < 3
+        assert seconds_since(began) < SOON
     with proxied(etcd) as proxy, opened(proxy.endpoint) as store:
         proxy.weather = Weather(rate=1.0)
         began = time.monotonic()
         with pytest.raises(DeadlineExceeded):
             store.within(Deadline.after(1)).list(Handles())
-        assert took(began) < 3
+        assert seconds_since(began) < SOON
 
 
 # --- certificates -------------------------------------------------------------------------------------------
@@ -393,14 +399,14 @@ def test_certificates_that_do_not_fit(
     began = time.monotonic()
     for write in (False, True):
         with (
-            opened(secure.endpoint, patience=Patience(30.0, 30.0), **files(certificates, *identity)) as store,
+            opened(secure.endpoint, patience=Patience(LONG, LONG), **files(certificates, *identity)) as store,
             pytest.raises(kind, match=words) as caught,
         ):
             store.commit(handle("h")) if write else store.list(Handles())
         assert type(caught.value) is kind
         assert hint in caught.value.hint
         assert "BEGIN" not in str(vars(caught.value))
-    assert took(began) < 15  # asking again would not help
+    assert seconds_since(began) < SOON  # asking again would not help
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 from calico_cni.dataplane import linux
 from calico_cni.dataplane.api import ContainerLink, DataplaneError
 from calico_cni.dataplane.linux import LinuxDataplane
+from tests.clock import SOON, seconds_since
 from tests.link_requests import HOST_NAME, link_request
 from tests.netns_tools import Namespace, Node
 
@@ -96,7 +97,7 @@ def test_a_device_that_never_goes_away_ends_the_wait(
     try:
         with pytest.raises(DataplaneError, match=f"^timed out deleting device in netns {pod.path}$"):
             LinuxDataplane(remove_seconds=0.2).remove(pod.path, "eth0", None)
-        assert time.monotonic() - started < 5
+        assert seconds_since(started) < SOON
     finally:
         released.set()
         for thread in threading.enumerate():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -118,11 +117,9 @@ def test_the_api_server_is_down_during_delete(site: Site) -> None:
     site.pod("p")
     site.call("ADD", "p", sandbox)
     dead = {"kubernetes": {"kubeconfig": str(site.kubeconfig), "k8s_api_root": "https://127.0.0.1:1"}}
-    began = time.monotonic()
     process = site.start("DEL", "p", sandbox, **dead)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 1 and json.loads(out)["code"] == 11, out + err
-    assert time.monotonic() - began < 30
     assert not sandbox.links() and site.held() == 1 and site.pod_now("p")["podIP"]
     site.call("DEL", "p", sandbox)
     assert site.held() == 0 and site.pod_now("p")["podIP"] == ""

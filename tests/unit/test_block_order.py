@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from itertools import islice
 
 import pytest
@@ -99,13 +98,11 @@ def test_single_addresses_are_spread_by_the_clock() -> None:
 
 def test_a_huge_pool_costs_what_a_small_one_does() -> None:
     pool = parse_network("fd00::/64")
-    started = time.perf_counter()
     first = list(islice(block_order(pool, 122, "node-1", 0), 1000))
     order = BlockOrder.of_host(pool, 122, "node-1", 0)
     assert order.count == 1 << 58
     assert order.position(first[999]) == 999
     assert order.at(order.count - 1) != first[0]
-    assert time.perf_counter() - started < 1.0
 
 
 def test_a_host_starts_where_upstream_starts_it() -> None:

@@ -176,3 +176,22 @@ def test_file_names_of_tests_are_unique() -> None:
     """A reader is sent to a test by its file name alone."""
     names = Counter(path.name for path in (REPOSITORY / "tests").rglob("test_*.py"))
     assert [name for name, count in names.items() if count > 1] == []
+
+
+#: What measures speed, and a limit in seconds beside a clock. tests/clock.py has the limits that a busy machine keeps.
+TIMED = re.compile(
+    r"\b(perf_counter|process_time|thread_time|getrusage)\b|(monotonic\(\) - \w+|seconds_since\(\w+\)) <=? [\d.]+$"
+)
+
+
+def test_no_test_is_a_benchmark() -> None:
+    """Figures are measured by tests/scale: a machine that is busy with something else fails no test."""
+    tests = (path for path in tracked() if name_of(path).startswith("tests/") and path.suffix == ".py")
+    timed = [
+        f"{name_of(path)}:{number}: {line.strip()}"
+        for path in tests
+        if not name_of(path).startswith("tests/scale/") and path.name != "test_house.py"
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if TIMED.search(line)
+    ]
+    assert timed == []

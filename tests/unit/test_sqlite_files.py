@@ -25,6 +25,7 @@ from calico_ipam.errors import InvalidInput, IPAMError, OutcomeUnknown, StoreDam
 from calico_ipam.model.handle import Handle
 from calico_ipam.model.keys import HandleKey, Handles, ResourceKey
 from calico_ipam.model.resource import Resource
+from tests.clock import SOON, seconds_since
 
 KEY = HandleKey("h")
 
@@ -118,15 +119,6 @@ def test_many_make_the_same_store_at_once(tmp_path: Path) -> None:
     assert failures == []
     with closing(SQLiteStore(path)) as store:
         assert len(store.list(Handles())) == 8
-
-
-def test_a_cold_open_is_quick(store: SQLiteStore) -> None:
-    def once() -> float:
-        started = time.perf_counter()
-        SQLiteStore(store.path).close()
-        return time.perf_counter() - started
-
-    assert min(once() for _ in range(20)) < 0.005
 
 
 # --- files that are no store ---------------------------------------------------------------------------------
@@ -311,7 +303,7 @@ def test_a_lock_held_too_long_is_told(store: SQLiteStore) -> None:
         started = time.monotonic()
         with pytest.raises(StoreUnavailable, match="another process keeps it locked") as caught:
             store.within(Deadline.after(0.3)).commit(Update(entry, handle(2)))
-        assert 0.2 < time.monotonic() - started < 5
+        assert 0.2 < seconds_since(started) < SOON
         assert str(store.path) in str(caught.value)
         assert store.within(Deadline.after(0.3)).get(KEY) == entry  # readers do not wait
         other.execute("ROLLBACK")
