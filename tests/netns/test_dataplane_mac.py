@@ -14,13 +14,19 @@ from calico_cni.dataplane.api import DataplaneError
 from calico_cni.dataplane.linux import LinuxDataplane
 from calico_cni.dataplane.netlink import NetlinkRefused
 from calico_cni.dataplane.rtnl import Rtnl
-from tests.clock import SOON, seconds_since
+from tests.clock import LONG, SOON, seconds_since
 from tests.disturbers import LINK_LOCAL, WANTED, rewriter
 from tests.link_requests import HOST_NAME, link_request
 from tests.netns_tools import Namespace, Node
 
 #: seconds of quiet that the rewriter cannot miss, however busy the machine is
 PATIENT = 1.5
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often a busy machine lets the rewriter stall for nearly that long."""
+    monkeypatch.setattr(pair, "MAC_PATIENCE", LONG)
 
 
 def assert_right(node: Node) -> None:

@@ -148,7 +148,10 @@ def test_p16_del_after_the_namespaces_file_is_gone(bench: Bench, node: Node, kep
 PATIENT = 1.5
 
 
-def test_p18_a_rewritten_hardware_address_is_set_again(tmp_path: Path, node: Node, pod: Namespace) -> None:
+def test_p18_a_rewritten_hardware_address_is_set_again(
+    tmp_path: Path, node: Node, pod: Namespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pair, "MAC_PATIENCE", 60.0)
     bench = Bench(tmp_path, pod, LinuxDataplane(mac_quiet=PATIENT))
     with rewriter(node, delay=0.05, times=1) as written:
         answer(bench.do("ADD"))
