@@ -7,7 +7,7 @@ back to it as changes, as from a watch. :meth:`World.run` lets time pass from on
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,7 +29,7 @@ from calico_ipam.engine.settings import get_config
 from calico_ipam.engine.world import Engine
 from calico_ipam.errors import IPAMError
 from calico_ipam.model.keys import Blocks, ResourceKey, Resources
-from calico_ipam.model.resource import CLUSTER_INFORMATION, IP_POOL, IP_RESERVATION, NODE
+from calico_ipam.model.resource import CLUSTER_INFORMATION, IP_POOL, IP_RESERVATION, NODE, Resource
 from calico_ipam.model.timestamps import SECOND, parse_time
 from tests.memory import MemoryStore
 
@@ -183,7 +183,10 @@ class World:
             Bucket(self.clock, options.handles.rate),
             self.controller.progress,
         )
-        self.intake = Intake(self.controller, kubernetes_nodes=kubernetes)
+        self.configured: Callable[[Resource | None, str], None] = lambda *_: None
+        self.intake = Intake(
+            self.controller, kubernetes_nodes=kubernetes, configured=lambda *told: self.configured(*told)
+        )
         self.actions: list[Action] = []
         self.passes = 0
         self._next_tick = 0.0
@@ -282,6 +285,11 @@ class World:
                 self.controller.tick()
                 self._next_tick += self.controller.options.period
             self.settle()
+
+    def set_options(self, options: Options) -> None:
+        """Settings change while the collector runs."""
+        self.controller.options = options
+        self._next_tick = min(self._next_tick, self.clock.mono + options.period)
 
     def check(self) -> None:
         problems = broken(self.state, self.clock.mono)

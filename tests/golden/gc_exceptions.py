@@ -11,12 +11,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from calico_ipam.model.addresses import Network, contains, parse_network
+from calico_gc.facts import NETWORK_STATUS, NETWORKS, kubernetes_name
+
+from calico_ipam.model.addresses import Address, Network, contains, parse_address, parse_network
 from calico_ipam.model.affinity import HOST, BlockOwner
 from calico_ipam.model.block import Attribute, Block
 from calico_ipam.model.keys import AffinityKey, BlockKey, HandleKey, Key, ResourceKey
-from calico_ipam.model.resource import IP_POOL
-from tests.golden.gc_recording import Case
+from calico_ipam.model.resource import CLUSTER_INFORMATION, IP_POOL, NODE, mapping
+from tests.golden.gc_recording import Case, Thing
 
 State = dict[Key, Any]
 
@@ -38,10 +40,31 @@ class Moment:
     def nodes(self) -> set[str]:
         return set(self._present("Node"))
 
+    def knode(self, node: str) -> str:
+        """Return the Kubernetes node of the name that IPAM has for a node; empty when there is none."""
+        if self.case.kubernetes:
+            return node if node in self.nodes() else ""
+        known = self._last(ResourceKey(NODE, node))
+        return (kubernetes_name(known) or "") if known is not None else ""
+
+    def known(self, node: str) -> bool:
+        """Tell whether Calico has a node of that name."""
+        return self.knode(node) != "" or self._last(ResourceKey(NODE, node)) is not None
+
+    def locked(self) -> bool:
+        found = self._last(ResourceKey(CLUSTER_INFORMATION, "default"))
+        return found is not None and found.spec.get("datastoreReady") is False
+
+    def _last(self, key: Key) -> Any:
+        """Return what was last stored under a key, by the recording and not by a collector."""
+        return next((thing.value for thing in reversed(self._things()) if thing.key == key), None)
+
+    def _things(self) -> list[Thing]:
+        return [*self.case.before, *(t for p in self.case.phases[: self.phase + 1] for t in p.events)]
+
     def _present(self, kind: str) -> dict[Any, Any]:
         found: dict[Any, Any] = {}
-        things = [*self.case.before, *(t for p in self.case.phases[: self.phase + 1] for t in p.events)]
-        for thing in things:
+        for thing in self._things():
             if thing.kind == kind and thing.raw is None:
                 found.pop(thing.key, None)
             elif thing.kind == kind:
@@ -68,76 +91,100 @@ class Exception_:
     expect: Callable[[Moment], State]
 
 
-# --- what narrows ------------------------------------------------------------------------------------------------
+# --- single addresses ---------------------------------------------------------------------------------------------
+
+Held = tuple[Block, int, Attribute]
 
 
-def _on_other_node(moment: Moment) -> list[tuple[Block, int, Attribute]]:
-    """Addresses whose pod runs on another node than IPAM noted, and reports the address."""
-    return [
-        (block, ordinal, attribute)
-        for block, ordinal, attribute in moment.held()
-        if (pod := moment.pod_of(attribute)) is not None
-        and pod["spec"].get("nodeName") != attribute.active.get("node")
-        and str(block.address(ordinal)) in _reported(pod)
-    ]
+def _holds(state: Mapping[Key, Any], block: Block, ordinal: int, attribute: Attribute) -> bool:
+    """Tell whether an ordinal has the same holder in a state."""
+    value = state.get(BlockKey(block.cidr))
+    return isinstance(value, Block) and dict(value.taken()).get(ordinal) == attribute
 
 
-def _reported(pod: Mapping[str, Any]) -> set[str]:
-    return {item["ip"] for item in pod.get("status", {}).get("podIPs", ())}
+def _differing(which: Callable[[Moment], Iterator[Held]], *, kept: bool) -> Callable[[Moment], list[Held]]:
+    """Return those addresses of a rule that upstream released and ours ``kept``, or the other way round."""
 
+    def found(moment: Moment) -> list[Held]:
+        one, other = (moment.ours, moment.after) if kept else (moment.after, moment.ours)
+        return [held for held in which(moment) if _holds(one, *held) and not _holds(other, *held)]
 
-def _secondary(moment: Moment) -> list[tuple[Block, int, Attribute]]:
-    """Addresses that a pod has on a further network only."""
-    found = []
-    for block, ordinal, attribute in moment.held():
-        pod = moment.pod_of(attribute)
-        text = (pod or {}).get("metadata", {}).get("annotations", {}).get("k8s.v1.cni.cncf.io/network-status", "")
-        if f'"{block.address(ordinal)}"' in text:
-            found.append((block, ordinal, attribute))
     return found
 
 
-def _kept(which: Callable[[Moment], list[tuple[Block, int, Attribute]]]) -> Callable[[Moment], State]:
+def _as_ours(which: Callable[[Moment], list[Held]]) -> Callable[[Moment], State]:
+    """Expect what upstream left, but for some addresses: in their blocks nothing else may differ.
+
+    Numbers of writes, and what goes with the last address of a block or a handle, follow from that.
+    """
+
     def expect(moment: Moment) -> State:
-        state = dict(moment.after)
-        for block, _, attribute in which(moment):
-            for key in (BlockKey(block.cidr), HandleKey(attribute.clean_handle)):
-                state[key] = moment.before[key]
+        state, found = dict(moment.after), which(moment)
+        for block in {block.cidr: block for block, _, _ in found}.values():
+            but = {ordinal for b, ordinal, _ in found if b.cidr == block.cidr}
+            key = BlockKey(block.cidr)
+            if _taken(moment.ours.get(key), but) == _taken(moment.after.get(key), but):
+                rows = [AffinityKey(block.owner, block.cidr)] if block.owner is not None else []
+                _take_over(state, moment.ours, [key, *rows])
+        _take_over(state, moment.ours, [HandleKey(attribute.clean_handle) for _, _, attribute in found])
         return state
 
     return expect
 
 
+def _taken(block: Block | None, but: set[int]) -> dict[int, Attribute]:
+    return {o: a for o, a in block.taken() if o not in but} if block is not None else {}
+
+
+def _take_over(state: State, ours: Mapping[Key, Any], keys: list[Any]) -> None:
+    for key in keys:
+        state.pop(key, None)
+        if key in ours:
+            state[key] = ours[key]
+
+
+# --- what narrows ------------------------------------------------------------------------------------------------
+
+
+def _on_other_node(moment: Moment) -> Iterator[Held]:
+    """Yield addresses whose pod runs on another node than IPAM noted, and reports the address."""
+    for block, ordinal, attribute in moment.held():
+        pod = moment.pod_of(attribute) or {}
+        node, noted = mapping(pod.get("spec")).get("nodeName"), moment.knode(attribute.active.get("node", ""))
+        if node and noted and node != noted and block.address(ordinal) in _reported(pod):
+            yield block, ordinal, attribute
+
+
+def _reported(pod: Mapping[str, Any]) -> set[Address]:
+    return {parse_address(item["ip"]) for item in mapping(pod.get("status")).get("podIPs") or ()}
+
+
+def _secondary(moment: Moment) -> Iterator[Held]:
+    """Yield addresses that a pod has, or may have, on a further network only."""
+    for block, ordinal, attribute in moment.held():
+        pod = moment.pod_of(attribute) or {}
+        annotations = mapping(mapping(pod.get("metadata")).get("annotations"))
+        told = "".join(annotations.get(name) or "" for name in NETWORK_STATUS)
+        if f'"{block.address(ordinal)}"' in told or (annotations.get(NETWORKS) and not told):
+            yield block, ordinal, attribute
+
+
 # --- what upstream misses -----------------------------------------------------------------------------------------
+
+
+def _of_other_size(moment: Moment) -> Iterator[Held]:
+    """Yield leaks in blocks of another size than their pool's."""
+    for block, ordinal, attribute in moment.held():
+        pool = _pool_of(moment, block.cidr)
+        size = 26 if block.cidr.version == 4 else 122
+        other = pool is not None and (pool.spec.get("blockSize") or size) != block.cidr.prefixlen
+        if other and moment.pod_of(attribute) is None:
+            yield block, ordinal, attribute
 
 
 def _pool_of(moment: Moment, cidr: Network) -> Any:
     pools = [t.value for t in moment.case.before if isinstance(t.key, ResourceKey) and t.key.kind == IP_POOL]
     return next((p for p in pools if contains(parse_network(p.spec["cidr"]), cidr)), None)
-
-
-def _of_other_size(moment: Moment) -> list[Block]:
-    """Blocks of another size than their pool's, in which everything leaked."""
-    found = []
-    for value in moment.before.values():
-        if not isinstance(value, Block):
-            continue
-        pool = _pool_of(moment, value.cidr)
-        taken = list(value.taken())
-        if pool is None or pool.spec.get("blockSize") == value.cidr.prefixlen or not taken:
-            continue
-        if all(moment.pod_of(attribute) is None for _, attribute in taken):
-            found.append(value)
-    return found
-
-
-def _freed(moment: Moment) -> State:
-    state = dict(moment.after)
-    for block in _of_other_size(moment):
-        _gone(state, block)
-        for _, attribute in block.taken():
-            state.pop(HandleKey(attribute.clean_handle))
-    return state
 
 
 def _gone(state: State, block: Block) -> None:
@@ -147,17 +194,19 @@ def _gone(state: State, block: Block) -> None:
 
 
 def _of_dead_nodes(moment: Moment) -> list[Block]:
-    """Empty blocks of nodes that were gone before the collector started, and that hold nothing anywhere."""
+    """Empty blocks of nodes that are gone and hold nothing anywhere, which upstream has not looked at yet."""
     busy = {attribute.active.get("node") for _, _, attribute in moment.held()}
     return [
         value
         for value in moment.before.values()
         if isinstance(value, Block)
-        and moment.phase == 0
         and value.owner is not None
         and value.owner.kind == HOST
-        and value.owner.host not in moment.nodes() | busy
+        and value.owner.host not in busy
+        and not moment.known(value.owner.host)
+        and not moment.locked()
         and not list(value.taken())
+        and AffinityKey(value.owner, value.cidr) in moment.before
         and BlockKey(value.cidr) in moment.after
     ]
 
@@ -219,18 +268,22 @@ def _exchanged(moment: Moment) -> State:
     return state
 
 
+_kept_elsewhere = _differing(_on_other_node, kept=True)
+_kept_secondary = _differing(_secondary, kept=True)
+_freed_all_the_same = _differing(_of_other_size, kept=False)
+
 EXCEPTIONS: tuple[Exception_, ...] = (
     Exception_(
         "U16",
-        lambda moment: bool(_on_other_node(moment)),
+        lambda moment: bool(_kept_elsewhere(moment)),
         "a pod that reports the address keeps it, whatever node IPAM has noted; the mismatch is told",
-        _kept(_on_other_node),
+        _as_ours(_kept_elsewhere),
     ),
     Exception_(
         "U17",
-        lambda moment: bool(_secondary(moment)),
+        lambda moment: bool(_kept_secondary(moment)),
         "an address that a pod has on a further network is in use",
-        _kept(_secondary),
+        _as_ours(_kept_secondary),
     ),
     Exception_(
         "U23",
@@ -240,9 +293,9 @@ EXCEPTIONS: tuple[Exception_, ...] = (
     ),
     Exception_(
         "U29",
-        lambda moment: bool(_of_other_size(moment)),
+        lambda moment: bool(_freed_all_the_same(moment)),
         "a leak is released from the block it was found in, whatever block size the pool has today",
-        _freed,
+        _as_ours(_freed_all_the_same),
     ),
     Exception_(
         "ipam-library §9 (U2)",

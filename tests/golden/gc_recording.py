@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,16 @@ PHASE_FIELDS = {"events", "first_change_after_s", "last_change_after_s", "state_
 ENTRY_FIELDS = {"key", "value", "k8s", "delete", "replace"}
 CONFIG_FIELDS = {"leakGracePeriod", "env", "observed_seconds"}
 V1 = kube_codec.Group(kube_codec.V1)
-#: Kubernetes' own kinds; everything else is Calico's
+#: kinds of Kubernetes and of KubeVirt that the collector follows
 CORE = ("Node", "Pod")
+MACHINES = ("VirtualMachine", "VirtualMachineInstance")
+CALICO = ("crd.projectcalico.org", "projectcalico.org")
 NOW = re.compile(r"\{\{now\}\}")
+
+
+#: other kinds of Kubernetes: nothing that the collector looks at
+UNFOLLOWED = "unfollowed"
+Names = dict[tuple[str, str], Key]  #: (kind, name of the custom resource) -> key
 
 
 class UnknownRecording(AssertionError):
@@ -48,6 +55,7 @@ class Phase:
     changed: Mapping[Key, Any]
     after: Mapping[Key, Any]
     metrics: tuple[str, ...] | None
+    last_change: float = 0.0  #: seconds from its start to the last change of the store
 
 
 @dataclass(frozen=True)
@@ -60,6 +68,7 @@ class Case:
     before: tuple[Thing, ...]
     phases: tuple[Phase, ...]
     writes: tuple[Mapping[str, Any], ...]
+    environ: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def kubernetes(self) -> bool:
@@ -68,48 +77,55 @@ class Case:
 
 def load(path: Path) -> Case:
     document = json.loads(path.read_text(encoding="utf-8"))
+    config = document["config"]
     _only(document, CASE_FIELDS | PHASE_FIELDS, path.name)
-    _only(document["config"], CONFIG_FIELDS, f"{path.name}: config")
+    _only(config, CONFIG_FIELDS, f"{path.name}: config")
+    names: Names = {}
     return Case(
         document["name"],
         tuple(document["spec"]),
         document["backend"],
-        document["config"]["leakGracePeriod"],
-        float(document["config"]["observed_seconds"]),
-        tuple(_thing(entry, path.name) for entry in document["before"]),
-        tuple(_phase(phase, path.name) for phase in document.get("phases", [document])),
+        config["leakGracePeriod"],
+        float(config["observed_seconds"]),
+        tuple(_thing(entry, path.name, names) for entry in document["before"]),
+        tuple(_phase(phase, path.name, names) for phase in document.get("phases", [document])),
         tuple(document["writes"]),
+        {"DATASTORE_TYPE": document["backend"], **(config.get("env") or {})},
     )
 
 
-def _phase(document: Mapping[str, Any], where: str) -> Phase:
+def _phase(document: Mapping[str, Any], where: str, names: Names) -> Phase:
     if "phases" not in document and "config" not in document:
         _only(document, PHASE_FIELDS, f"{where}: phase")
-    events = tuple(_thing(entry, where) for entry in document.get("events") or ())
+    events = tuple(_thing(entry, where, names) for entry in document.get("events") or ())
     lines = document["metrics"]
     return Phase(
         events,
         dict(_state(document["state_changed"], where)),
         dict(_state(document["after"], where)),
         None if lines is None else tuple(lines),
+        float(document.get("last_change_after_s") or 0.0),
     )
 
 
-def _thing(entry: Mapping[str, Any], where: str) -> Thing:
+def _thing(entry: Mapping[str, Any], where: str, names: Names) -> Thing:
     _only(entry, ENTRY_FIELDS, where)
+    gone = bool(entry.get("delete"))
     if "key" in entry:
-        key, value = _from_text(entry["key"], entry.get("value"), where)
+        key, value = _from_text(entry["key"], None if gone else entry.get("value"), where)
         return Thing("calico", key, value)
     document = entry["k8s"]
-    kind, gone = document["kind"], bool(entry.get("delete"))
-    if kind in CORE:
-        metadata = document["metadata"]
-        name: Any = (metadata.get("namespace", "default"), metadata["name"]) if kind == "Pod" else metadata["name"]
+    kind, metadata = document["kind"], document["metadata"]
+    group = str(document.get("apiVersion", "")).rpartition("/")[0]
+    if kind in (*CORE, *MACHINES):
+        name = metadata["name"] if kind == "Node" else (metadata.get("namespace", "default"), metadata["name"])
         return Thing(kind, name, None if gone else document, None if gone else document)
-    if gone:
-        return Thing("calico", ResourceKey(kind, document["metadata"]["name"]))
-    key = kube_codec.key_of(kind, document)
-    return Thing("calico", key, kube_codec.decode(key, document, V1))
+    if gone and (kind, metadata["name"]) in names:  # only kind and name are given of what goes
+        return Thing("calico", names[kind, metadata["name"]])
+    if group not in CALICO:
+        return Thing(UNFOLLOWED, (kind, metadata["name"]), raw=None if gone else document)
+    key = names[kind, metadata["name"]] = kube_codec.key_of(kind, document)
+    return Thing("calico", key, None if gone else kube_codec.decode(key, document, V1))
 
 
 def _from_text(path: str, value: Any, where: str) -> tuple[Key, Any]:
@@ -133,7 +149,8 @@ def _state(document: Mapping[str, Any], where: str) -> Iterator[tuple[Key, Any]]
                 yield _from_text(name, value, where)
             continue
         kind, _, rest = name.partition("/")
-        if kind == "Tier" or kind in CORE:
+        group = str((value or {}).get("apiVersion", f"{CALICO[0]}/v1")).rpartition("/")[0]
+        if kind == "Tier" or kind in (*CORE, *MACHINES) or group not in CALICO:
             continue
         yield _custom(kind, rest, value)
 

@@ -6,8 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from calico_gc.decide import Rules
+from calico_gc import kcc
+from calico_gc.facts import VirtualMachines, owned_by_machine
 from calico_gc.options import Options
+from calico_gc.settings import Settings
 from calico_gc.upstream_metrics import lines
 from calico_gc.view import view_of
 
@@ -16,25 +18,16 @@ from calico_ipam.errors import NotFound
 from calico_ipam.model.block import Block
 from calico_ipam.model.keys import Affinities, AffinityKey, BlockKey, Blocks, HandleKey, Handles, Key, Resources
 from tests.gc_world import Observed, World
-from tests.golden.gc_recording import Case, Thing
+from tests.golden.gc_recording import MACHINES, UNFOLLOWED, Case, Phase, Thing
 
-#: seconds that are lived through in each phase at least; upstream was watched until nothing had changed for three
-LONG_ENOUGH = 12.0
-UNITS = {"h": 3600.0, "m": 60.0, "s": 1.0}
+#: kinds that go with a node where Calico's nodes are its own (gc §13)
+RESOURCES = ("Node", "BGPPeer", "HostEndpoint", "FelixConfiguration", "BGPConfiguration")
+
+#: upstream was watched until nothing had changed for so many seconds
+QUIET = 3.0
+#: what happens within seconds upstream must have had time for, since its program starts slowly
+LONG_ENOUGH, SOON = 12.0, 2.0
 State = dict[Key, Any]
-
-
-def seconds_of(text: str | None) -> float | None:
-    """Return the seconds of a Go duration such as 15m0s."""
-    if text is None:
-        return None
-    total, number = 0.0, ""
-    for character in text:
-        if character in UNITS:
-            total, number = total + float(number) * UNITS[character], ""
-        else:
-            number += character
-    return total
 
 
 @dataclass
@@ -46,41 +39,68 @@ class Played:
     after: list[State] = field(default_factory=list)
     metrics: list[list[str] | None] = field(default_factory=list)
     writes: list[tuple[str, Any]] = field(default_factory=list)
-    resources: dict[Key, Any] = field(default_factory=dict)  #: Calico's nodes and endpoints at the end
+    resources: dict[Key, Any] = field(default_factory=dict)  #: Calico's own objects that are no IPAM data, at the end
 
 
-def options_of(case: Case) -> Options:
-    etcd = not case.kubernetes
-    return Options(rules=Rules(leak_grace=seconds_of(case.grace)), node_deletion=etcd, label_sync=etcd)
+def told_of(case: Case) -> kcc.Told:
+    """Return what the stored configuration and the environment tell."""
+    stored = [thing.value for thing in case.before if thing.key == kcc.KEY]
+    return kcc.read(stored[-1] if stored else None, case.environ)
+
+
+def options_of(case: Case, told: kcc.Told | None = None) -> Options:
+    return Settings().options(told or told_of(case), etcd=not case.kubernetes)
+
+
+def collects(case: Case) -> bool:
+    """Tell whether the program of the recording starts, and has a collector in it (gc §1.2)."""
+    named = case.environ.get("ENABLED_CONTROLLERS", "node").split(",")
+    return "node" in named and not kcc.misread(case.environ) and not kcc.unknown_controllers(case.environ)
 
 
 def play(case: Case) -> Played:
     world = World(kubernetes=case.kubernetes, options=options_of(case))
+    world.configured = lambda resource, _: world.set_options(options_of(case, kcc.read(resource, case.environ)))
     for thing in case.before:
         put(world, thing, quietly=True)
     assert isinstance(world.store, Observed)
     played = Played(case, stored(world))
     world.store.writes.clear()
+    runs = collects(case)
     for number, phase in enumerate(case.phases):
-        if number == 0:
+        if number == 0 and runs:
             world.start()
         for thing in phase.events:
             put(world, thing)
-        world.settle()
-        world.run(max(LONG_ENOUGH, case.seconds))
+        if runs:
+            world.settle()
+            world.run(_duration(world, case, phase))
         played.after.append(stored(world))
-        played.metrics.append(list(lines(view_of(world.controller))))
+        played.metrics.append(list(lines(view_of(world.controller))) if runs else None)
     played.writes = list(world.store.writes)
-    if not case.kubernetes:
-        for kind in ("Node", "WorkloadEndpoint"):
-            played.resources |= {entry.key: entry.value for entry in world.store.list(Resources(kind))}
+    for kind in (*RESOURCES, "WorkloadEndpoint") if not case.kubernetes else ():
+        played.resources |= {entry.key: entry.value for entry in world.store.list(Resources(kind))}
     return played
+
+
+def _duration(world: World, case: Case, phase: Phase) -> float:
+    """Return for how many seconds a phase is lived through: as long as upstream was watched.
+
+    With a short grace period everything has come to rest by then; with a longer one it matters when the watch ended.
+    """
+    watched = max(case.seconds, phase.last_change + QUIET)
+    grace = world.controller.options.rules.leak_grace
+    return max(watched, LONG_ENOUGH) if grace is None or grace <= SOON else watched
 
 
 def put(world: World, thing: Thing, *, quietly: bool = False) -> None:
     """Make the world as a recording says; ``quietly``: before the collector looks."""
     if thing.kind == "Pod":
         _pod(world, thing, quietly=quietly)
+    elif thing.kind == UNFOLLOWED:
+        return
+    elif thing.kind in MACHINES:
+        _machine(world, thing)
     elif thing.kind == "Node":
         if thing.raw is None:
             world.no_node(thing.key)
@@ -90,6 +110,19 @@ def put(world: World, thing: Thing, *, quietly: bool = False) -> None:
             world.node(thing.key, (thing.raw["metadata"].get("labels")))
     else:
         _store(world, thing)
+
+
+def _machine(world: World, thing: Thing) -> None:
+    """KubeVirt is there as soon as a recording holds anything of it."""
+    known = world.kube.machines or VirtualMachines()
+    machines, instances = set(known.machines), dict(known.instances)
+    if thing.kind == "VirtualMachine":
+        (machines.discard if thing.raw is None else machines.add)(thing.key)
+    elif thing.raw is None:
+        instances.pop(thing.key, None)
+    else:
+        instances[thing.key] = owned_by_machine(thing.raw)
+    world.kube.machines = world.state.machines = VirtualMachines(frozenset(machines), instances)
 
 
 def _pod(world: World, thing: Thing, *, quietly: bool) -> None:

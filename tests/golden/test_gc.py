@@ -14,7 +14,7 @@ from calico_ipam.model.block import Block
 from calico_ipam.model.keys import AffinityKey, BlockKey, HandleKey, Key, ResourceKey
 from tests.golden.gc_exceptions import EXCEPTIONS, Exception_, Moment
 from tests.golden.gc_recording import Case, UnknownRecording, load
-from tests.golden.gc_replay import Played, comparable, differences, play
+from tests.golden.gc_replay import RESOURCES, Played, comparable, differences, play
 from tests.shared import golden, recordings
 
 FOLDER = golden("gc")
@@ -59,7 +59,7 @@ def _metrics(played: Played, phase: int) -> list[str]:
 
 
 def _resources(played: Played) -> list[str]:
-    """Compare Calico's nodes and endpoints (etcd only), by what the last phase that touched them left."""
+    """Compare Calico's nodes and what goes with them (etcd only), by what the last phase that touched them left."""
     recorded: dict[Key, Any] = {}
     for phase in played.case.phases:
         recorded.update({k: v for k, v in phase.changed.items() if _compared(k)})
@@ -75,7 +75,7 @@ def _resources(played: Played) -> list[str]:
 
 
 def _compared(key: Key) -> bool:
-    return isinstance(key, ResourceKey) and key.kind in ("Node", "WorkloadEndpoint")
+    return isinstance(key, ResourceKey) and key.kind in (*RESOURCES, "WorkloadEndpoint")
 
 
 def _facts(document: Mapping[str, Any]) -> Any:
