@@ -36,7 +36,7 @@ from calico_ipam.datastore.api import (
     refusal,
 )
 from calico_ipam.datastore.lazy import LazyBlock
-from calico_ipam.datastore.paths import PathRange, key_of, path_of, ranges_of, within_scope
+from calico_ipam.datastore.paths import PathRange, block_at, key_of, path_of, ranges_of, within_scope
 from calico_ipam.errors import InvalidInput, NotFound
 from calico_ipam.model.keys import (
     Affinities,
@@ -97,6 +97,32 @@ class RawLoss(Exception):
         self.stored = stored
 
 
+class StoredBlock(LazyBlock):
+    """A block of a list in which somebody looks for what is not there: most are never decoded."""
+
+    __slots__ = ("_row", "_store")
+    _row: Row
+    _store: DocumentStore
+
+    def __init__(self, key: BlockKey, row: Row, store: DocumentStore) -> None:
+        super().__init__(key, row.revision)
+        object.__setattr__(self, "_row", row)
+        object.__setattr__(self, "_store", store)
+
+    def decode(self) -> Entry | Damaged:
+        return self._store.decoded(self.key, self._row)
+
+    @property
+    def tells_owner(self) -> bool:
+        return True
+
+    @property
+    def affinity(self) -> str | None:
+        begins = AFFINITY.match(self._row.text)
+        found: str | None = begins[1] if begins is not None else self.value.affinity
+        return found
+
+
 class DocumentStore(Datastore):
     """A datastore of texts under paths. Backends implement the ``_raw…`` methods, ``_copy``, ``name`` and ``close``.
 
@@ -146,7 +172,7 @@ class DocumentStore(Datastore):
         rows, _, _ = self._raw_read((path,), ())
         if rows[0] is None:
             raise NotFound(str(key))
-        found = self._decode_as(key, rows[0])
+        found = self.decoded(key, rows[0])
         if isinstance(found, Damaged):
             raise damaged_error(found)
         return found
@@ -166,7 +192,7 @@ class DocumentStore(Datastore):
         flat = [each for several in ranges.values() for each in several]
         rows, lists, revision = self._raw_read(list(keys.values()), flat)
         answers: dict[Key | Scope, Entry | Damaged | Listing | None] = {
-            key: None if row is None else self._decode_as(key, row) for key, row in zip(keys, rows, strict=True)
+            key: None if row is None else self.decoded(key, row) for key, row in zip(keys, rows, strict=True)
         }
         waiting = iter(lists)
         for scope, several in ranges.items():
@@ -184,7 +210,7 @@ class DocumentStore(Datastore):
             revisions = self._raw_commit(raw)
         except RawLoss as loss:
             write = writes[loss.position]
-            stored = self._decode_as(write.key, loss.stored) if loss.stored is not None else None
+            stored = self.decoded(write.key, loss.stored) if loss.stored is not None else None
             existing = stored if isinstance(stored, Entry) else None
             if stored is None or existing is not None:
                 error = refusal(write, existing)
@@ -209,7 +235,7 @@ class DocumentStore(Datastore):
 
     # --- texts and values ----------------------------------------------------------------------------------
 
-    def _decode_as(self, key: Key, row: Row, *, listed: bool = False) -> Entry | Damaged:
+    def decoded(self, key: Key, row: Row, *, listed: bool = False) -> Entry | Damaged:
         """Return what a row is under a key; ``listed``: the key was made from the row's path."""
         seen = self._decoded.get(row.path)
         if seen is not None and seen[0] == row and seen[1].key == key:
@@ -224,6 +250,8 @@ class DocumentStore(Datastore):
 
     def _listed(self, scope: Scope, row: Row) -> Entry | Damaged | None:
         """Return what a row is in a scope; None for one that is not of it."""
+        if isinstance(scope, Blocks) and scope.recent and (block := block_at(row.path)) is not None:
+            return StoredBlock(block, row, self) if scope.version != 6 else None
         seen = self._decoded.get(row.path)
         key = seen[1].key if seen is not None else key_of(row.path)
         if key is None or (isinstance(key, HandleKey) and not key.id):
@@ -235,22 +263,12 @@ class DocumentStore(Datastore):
             reason = f"the path is not the one of {key}, which is {path}"
             return Damaged(key, row.path, reason, row.text, row.revision)
         if isinstance(scope, Blocks) and scope.recent and isinstance(key, BlockKey):
-            return self._lazy(key, row)
+            return StoredBlock(key, row, self)
         if isinstance(scope, Resources) and scope.only and isinstance(key, ResourceKey):
             return codec.decode_only(key, row.path, row.text, row.revision, scope.only)
         if isinstance(scope, Handles):  # of which there are too many to remember
             return codec.decode(key, row.path, row.text, row.revision)
-        return self._decode_as(key, row, listed=True)
-
-    def _lazy(self, key: BlockKey, row: Row) -> Entry:
-        """Return a block of a list in which somebody looks for what is not there: most are never decoded."""
-
-        def affinity() -> str | None:
-            begins = AFFINITY.match(row.text)
-            return begins[1] if begins is not None else block.value.affinity
-
-        block = LazyBlock(key, row.revision, lambda: self._decode_as(key, row), affinity)
-        return block
+        return self.decoded(key, row, listed=True)
 
     def _listing(self, scope: Scope, ranges: Sequence[builtins.list[Row]], revision: Revision) -> Listing:
         """Return what rows are, and empty the lists of them: texts and values of a large list need not be held both."""

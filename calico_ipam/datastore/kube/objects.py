@@ -81,7 +81,21 @@ def lazy_block(
         except NotFound:
             return Damaged(key, f"IPAMBlock/{name}", "it is gone meanwhile", revision=revision)
 
-    return LazyBlock(key, revision, read, None)
+    return _NamedBlock(key, revision, read)
+
+
+class _NamedBlock(LazyBlock):
+    """A block of which a list told the name."""
+
+    __slots__ = ("_read",)
+    _read: Callable[[], Entry | Damaged]
+
+    def __init__(self, key: BlockKey, revision: str, read: Callable[[], Entry | Damaged]) -> None:
+        super().__init__(key, revision)
+        object.__setattr__(self, "_read", read)
+
+    def decode(self) -> Entry | Damaged:
+        return self._read()
 
 
 def marked_deleted(entry: Entry) -> bool:
