@@ -128,3 +128,29 @@ def test_addresses_and_ranges_are_those_of_calico_and_of_kubernetes() -> None:
 @pytest.mark.parametrize("text", ["{", "[1]", "null", ""])
 def test_labels_that_are_none(text: str) -> None:
     assert node_of(node({"labels": text}, {"zone": "a"})).labels == {"zone": "a"}
+
+
+@pytest.mark.parametrize(
+    ("pod_cidr", "annotations", "tunnel", "wireguard"),
+    [
+        ("10.0.0.0/24", {}, "10.0.0.1", None),
+        ("10.0.0.0/24", {"WireguardPublicKey": KEY}, "10.0.0.1", "10.0.0.1"),
+        ("10.0.0.0/24", {"WireguardPublicKeyV6": KEY}, "10.0.0.1", None),
+        ("10.0.0.0/24", {"IPv4IPIPTunnelAddr": "10.9.0.1", "IPv4WireguardInterfaceAddr": "10.9.0.2"}, "10.0.0.1", None),
+        ("10.0.0.77/24", {}, "10.0.0.1", None),
+        ("", {}, None, None),
+        ("", {"WireguardPublicKey": KEY}, None, None),
+        ("", {"IPv4IPIPTunnelAddr": "10.9.0.1"}, "10.9.0.1", None),
+        ("fd00::/64", {"WireguardPublicKey": KEY}, None, None),
+        ("nonsense", {}, None, None),
+        ("255.255.255.255/32", {}, None, None),
+    ],
+)
+def test_tunnel_addresses_follow_from_a_range_of_the_nodes_own(
+    pod_cidr: str, annotations: dict[str, str], tunnel: str | None, wireguard: str | None
+) -> None:
+    there = {**node(annotations), "spec": {"podCIDR": pod_cidr}}
+    found = node_of(there, use_pod_cidr=True)
+    assert at(found, "spec", "bgp").get("ipv4IPIPTunnelAddr") == tunnel
+    assert at(found, "spec", "wireguard").get("interfaceIPv4Address") == wireguard
+    assert at(node_of(there), "spec", "bgp").get("ipv4IPIPTunnelAddr") == annotations.get("IPv4IPIPTunnelAddr")

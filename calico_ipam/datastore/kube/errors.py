@@ -66,6 +66,20 @@ def error_of(request: Request, status: int, headers: Mapping[str, str], body: by
     return StoreError(text, subject=request.path, reason=reason)
 
 
+def worded(error: IPAMError, subject: str) -> IPAMError:
+    """Return the error of a write that names the object by its key instead of by its path, as every backend does."""
+    match error:
+        case AlreadyExists(reason=reason):
+            return AlreadyExists(subject, reason)
+        case NotFound(reason=reason):
+            return NotFound(subject, reason)
+        case Conflict(reason=reason):
+            return Conflict(subject, reason)
+        case OutcomeUnknown():
+            error.subject = subject
+    return error
+
+
 def _failing(request: Request, status: int, headers: Mapping[str, str], text: str) -> IPAMError:
     """A server that cannot: whether a write was begun is known only where it asks to be asked again."""
     refused = status == 429 or (status == 503 and "Retry-After" in headers)

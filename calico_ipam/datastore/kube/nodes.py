@@ -79,6 +79,8 @@ FIELDS: dict[str, tuple[tuple[str, ...], Callable[[str], Any]]] = {
     "WireguardPublicKeyV6": (("status", "wireguardPublicKeyV6"), str),
     "Interfaces": (("spec", "interfaces"), _interfaces),
 }
+#: annotations of tunnel addresses that Calico's IPAM gave; a node with a range of its own has others
+IPAM_TUNNELS = frozenset({"IPv4IPIPTunnelAddr", "IPv4WireguardInterfaceAddr", "IPv6WireguardInterfaceAddr"})
 #: annotations that hold, as JSON, the labels and annotations that only Calico's node has
 OWN = ("labels", "annotations")
 #: annotation of Calico's node only: the labels of Kubernetes, so that whoever writes it back knows whose they are
@@ -86,10 +88,11 @@ KUBE_LABELS = PREFIX + "kube-labels"
 ADDRESS_TYPES = ("InternalIP", "ExternalIP")
 
 
-def node_of(document: Mapping[str, Any]) -> Resource:
+def node_of(document: Mapping[str, Any], *, use_pod_cidr: bool = False) -> Resource:
     """Return the Calico node that a Kubernetes node is. Values that cannot be are left out.
 
-    Of a label in both places the Kubernetes one counts.
+    Of a label in both places the Kubernetes one counts. ``use_pod_cidr``: nodes hand out their own ranges, so tunnel
+    addresses follow from the range and not from annotations.
     """
     metadata = mapping(document.get("metadata"))
     annotations = mapping(metadata.get("annotations"))
@@ -101,9 +104,12 @@ def node_of(document: Mapping[str, Any]) -> Resource:
         "spec": {"orchRefs": [{"nodeName": name, "orchestrator": "k8s"}]},
         "status": {},
     }
+    pod_cidr = str(mapping(document.get("spec")).get("podCIDR") or "") if use_pod_cidr else ""
+    if pod_cidr:
+        _put_tunnel_addresses(body, pod_cidr, keyed=bool(annotations.get(PREFIX + "WireguardPublicKey")))
     for annotation, (place, read) in FIELDS.items():
         text = annotations.get(PREFIX + annotation)
-        if text:
+        if text and not (pod_cidr and annotation in IPAM_TUNNELS):
             try:
                 _put(body, place, read(str(text)))
             except (InvalidInput, ValueError, TypeError) as error:
@@ -119,6 +125,23 @@ def node_of(document: Mapping[str, Any]) -> Resource:
     if ranges := mapping(document.get("spec")).get("podCIDRs"):
         body["status"]["podCIDRs"] = ranges
     return Resource(NODE, name, body)
+
+
+def _put_tunnel_addresses(body: dict[str, Any], pod_cidr: str, *, keyed: bool) -> None:
+    """Give a node the first address of its own range: for IPIP, and for WireGuard where it has a public key.
+
+    Both are for IPv4: a range of IPv6 gives none.
+    """
+    try:
+        cidr = parse_network(pod_cidr)
+        first = str(cidr.network_address + 1)
+    except (InvalidInput, ValueError) as error:
+        log.warning("node %s has no tunnel address, its podCIDR is none: %s", body["metadata"]["name"], error)
+        return
+    if cidr.version == 4:
+        _put(body, FIELDS["IPv4IPIPTunnelAddr"][0], first)
+        if keyed:
+            _put(body, FIELDS["IPv4WireguardInterfaceAddr"][0], first)
 
 
 def _addresses(spec: Mapping[str, Any], document: Mapping[str, Any]) -> list[dict[str, str]]:

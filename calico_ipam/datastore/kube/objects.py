@@ -8,7 +8,7 @@ from typing import Any
 
 from calico_ipam.datastore.api import Damaged, Entry
 from calico_ipam.datastore.gojson import BadDocument
-from calico_ipam.datastore.kube import codec, nodes, pods
+from calico_ipam.datastore.kube import codec, nodes, pods, profiles
 from calico_ipam.datastore.kube.codec import Group
 from calico_ipam.datastore.lazy import LazyBlock
 from calico_ipam.errors import InvalidInput, NotFound
@@ -24,7 +24,7 @@ from calico_ipam.model.keys import (
     Scope,
 )
 from calico_ipam.model.names import named_cidr
-from calico_ipam.model.resource import NODE, WORKLOAD_ENDPOINT, Resource, mapping
+from calico_ipam.model.resource import NODE, PROFILE, WORKLOAD_ENDPOINT, Resource, mapping
 
 
 def meta(document: Mapping[str, Any], name: str) -> str:
@@ -37,8 +37,13 @@ def shown_path(kind: str, document: Mapping[str, Any]) -> str:
     return "/".join(filter(None, (kind, meta(document, "namespace"), meta(document, "name"))))
 
 
-def entry_of(kind: str, document: Mapping[str, Any], group: Group, only: Sequence[str] = ()) -> Entry | Damaged:
-    """Return the entry of an object, marked as deleted or not; ``only``: as of Resources."""
+def entry_of(
+    kind: str, document: Mapping[str, Any], group: Group, only: Sequence[str] = (), *, use_pod_cidr: bool = False
+) -> Entry | Damaged:
+    """Return the entry of an object, marked as deleted or not.
+
+    ``only``: as of Resources; ``use_pod_cidr``: as of :func:`nodes.node_of`.
+    """
     metadata = mapping(document.get("metadata"))
     revision, uid = str(metadata.get("resourceVersion") or ""), str(metadata.get("uid") or "")
     key: Key | None = None
@@ -48,8 +53,11 @@ def entry_of(kind: str, document: Mapping[str, Any], group: Group, only: Sequenc
             value = pods.endpoint_of(document, only)
             key = ResourceKey(WORKLOAD_ENDPOINT, value.name, value.namespace)
         elif kind == NODE:
-            value = nodes.node_of(document)
+            value = nodes.node_of(document, use_pod_cidr=use_pod_cidr)
             key = ResourceKey(NODE, value.name)
+        elif kind == PROFILE:
+            value, revision = profiles.profile_of(document), profiles.revision_of(document)
+            key = ResourceKey(PROFILE, value.name)
         else:
             key = codec.key_of(kind, document)
             value = codec.decode(key, document, group)

@@ -22,7 +22,9 @@ from calico_ipam.model.keys import (
     Resources,
     Scope,
 )
-from calico_ipam.model.resource import NODE, WORKLOAD_ENDPOINT
+from calico_ipam.model.resource import NODE, PROFILE, WORKLOAD_ENDPOINT
+
+NAMESPACES = "/api/v1/namespaces"
 
 _KINDS = {
     "IPAMBlock": "ipamblocks",
@@ -60,14 +62,6 @@ class Collection:
 
 def place_of(key: Key, group: Group) -> Place:
     """Return where an object is. Raises NotSupported, and InvalidInput for a key without a name."""
-    if isinstance(key, ResourceKey):
-        for text in (key.name, key.namespace):
-            if "/" in text:
-                raise InvalidInput(
-                    f"{key} cannot be stored: {text!r} contains a slash",
-                    subject=str(key),
-                    hint="Use a name without a slash.",
-                )
     match key:
         case BlockKey(cidr):
             return Place("IPAMBlock", _collection("ipamblocks", group), names.cidr_name(cidr))
@@ -79,10 +73,28 @@ def place_of(key: Key, group: Group) -> Place:
             return Place("IPAMHandle", _collection("ipamhandles", group), names.handle_name(handle))
         case ConfigKey():
             return Place(group.config_kind, _collection(group.config_plural, group), "default")
+        case ResourceKey():
+            return _resource_place(key, group)
+        case _:
+            raise NotSupported("Get", str(key), "the Kubernetes datastore has no such objects")
+
+
+def _resource_place(key: ResourceKey, group: Group) -> Place:
+    for text in (key.name, key.namespace):
+        if "/" in text:
+            raise InvalidInput(
+                f"{key} cannot be stored: {text!r} contains a slash",
+                subject=str(key),
+                hint="Use a name without a slash.",
+            )
+    match key:
         case ResourceKey(kind="Node", name=name):
             return Place(NODE, "/api/v1/nodes", name)
         case ResourceKey(kind="WorkloadEndpoint", name=name, namespace=namespace):
             return Place(WORKLOAD_ENDPOINT, f"/api/v1/namespaces/{quote(namespace)}/pods", pod_of(name))
+        case ResourceKey(kind="Profile", name=name):
+            namespace, account = endpoint_names.parse_profile(name)
+            return Place(PROFILE, *((_accounts(namespace), account) if account else (NAMESPACES, namespace)))
         case ResourceKey(kind=kind, name=name) if kind in _KINDS:
             return Place(kind, _collection(_KINDS[kind], group), name)
         case _:
@@ -91,11 +103,15 @@ def place_of(key: Key, group: Group) -> Place:
 
 def missing(key: Key, group: Group) -> NotFound:
     """Return the error for an object that is not there, in the words of the API server."""
-    place = place_of(key, group)
+    try:
+        place = place_of(key, group)
+    except NoPod:
+        return NotFound(str(key), "malformed WorkloadEndpoint name - unable to determine Pod name")
     plural = place.collection.rpartition("/")[2]
     api_group = group.api_version.partition("/")[0]
     resource = f"{plural}.{api_group}" if place.collection.startswith("/apis/") else plural
-    return NotFound(f"{place.kind}({place.name})", f'{resource} "{place.name}" not found')
+    subject = str(key) if isinstance(key, ResourceKey) else f"{place.kind}({place.name})"
+    return NotFound(subject, f'{resource} "{place.name}" not found')
 
 
 def storable(key: Key, *, refuse: bool = False) -> bool:
@@ -120,12 +136,16 @@ def unlabelled(group: Group) -> Collection:
     return Collection("BlockAffinity", _collection("blockaffinities", group), query)
 
 
+class NoPod(InvalidInput):
+    """The name of an endpoint names no pod: it cannot be written, and for readers there is no such endpoint."""
+
+
 def pod_of(endpoint: str) -> str:
-    """Return the pod that an endpoint name, whole or a prefix, belongs to. Raises InvalidInput."""
+    """Return the pod that an endpoint name, whole or a prefix, belongs to. Raises NoPod, InvalidInput."""
     parsed = endpoint_names.EndpointIds.parse(endpoint)
     if not parsed.pod:
-        raise InvalidInput(
-            "insufficient identifiers, missing '<name>'",
+        raise NoPod(
+            f"insufficient identifiers, missing '{endpoint}'",
             subject=endpoint,
             hint="On the Kubernetes datastore an endpoint is a pod: its name holds node, k8s, pod and eth0.",
         )
@@ -149,10 +169,20 @@ def collection_of(scope: Scope, group: Group) -> Collection:
             return Collection(
                 WORKLOAD_ENDPOINT, f"/api/v1/namespaces/{quote(namespace)}/pods" if namespace else "/api/v1/pods"
             )
+        case Resources(kind="Profile", prefix=prefix) if prefix.startswith(endpoint_names.NAMESPACE_PROFILE):
+            return Collection(PROFILE, NAMESPACES)
+        case Resources(kind="Profile", prefix=prefix):
+            namespace, dot, _ = prefix.removeprefix(endpoint_names.SERVICE_ACCOUNT_PROFILE).partition(".")
+            return Collection(PROFILE, _accounts(namespace if dot else ""))
         case Resources(kind=kind) if kind in _KINDS:
             return Collection(kind, _collection(_KINDS[kind], group))
         case _:
             raise NotSupported("List", str(scope), "the Kubernetes datastore has no such objects")
+
+
+def _accounts(namespace: str) -> str:
+    """Return the service accounts of one namespace, or of all."""
+    return f"{NAMESPACES}/{quote(namespace, safe='')}/serviceaccounts" if namespace else "/api/v1/serviceaccounts"
 
 
 def _cached(recent: bool) -> dict[str, str]:

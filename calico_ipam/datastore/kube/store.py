@@ -11,9 +11,10 @@ import builtins
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from calico_ipam.datastore.api import (
     Capabilities,
@@ -38,24 +39,32 @@ from calico_ipam.datastore.kube import codec
 from calico_ipam.datastore.kube.abreast import Abreast
 from calico_ipam.datastore.kube.api import NAMES, KubeApi, Request
 from calico_ipam.datastore.kube.codec import Group
-from calico_ipam.datastore.kube.derived import write_endpoint, write_node
+from calico_ipam.datastore.kube.derived import refuse_unwritable, write_endpoint, write_node
+from calico_ipam.datastore.kube.errors import worded
 from calico_ipam.datastore.kube.groups import ServedGroup
 from calico_ipam.datastore.kube.objects import entry_of, lazy_block, marked_deleted, meta, within_scope
 from calico_ipam.datastore.kube.pages import all_items
-from calico_ipam.datastore.kube.paths import Collection, Place, collection_of, missing, place_of, storable, unlabelled
+from calico_ipam.datastore.kube.paths import (
+    Collection,
+    NoPod,
+    Place,
+    collection_of,
+    missing,
+    place_of,
+    storable,
+)
 from calico_ipam.datastore.kube.pods import exposed
+from calico_ipam.datastore.kube.profiles import default_allow, is_profiles, list_profiles
 from calico_ipam.datastore.kube.watch import Watch
 from calico_ipam.datastore.lazy import slim, unwritable
 from calico_ipam.datastore.settings import Settings
 from calico_ipam.errors import (
     AlreadyExists,
-    Conflict,
     InvalidInput,
     IPAMError,
     NameTaken,
     NotFound,
     NotSupported,
-    OutcomeUnknown,
 )
 from calico_ipam.model.affinity import HOST
 from calico_ipam.model.keys import (
@@ -71,7 +80,11 @@ from calico_ipam.model.keys import (
     Resources,
     Scope,
 )
-from calico_ipam.model.resource import KUBE_CONTROLLERS_CONFIGURATION, NODE, WORKLOAD_ENDPOINT, Resource, mapping
+from calico_ipam.model.profiles import DEFAULT_ALLOW
+from calico_ipam.model.resource import NODE, WORKLOAD_ENDPOINT, Resource, mapping
+
+if TYPE_CHECKING:
+    from calico_ipam.datastore.kube.profile_watch import ProfileWatch
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +98,7 @@ class KubernetesStore(Datastore):
         self._abreast = Abreast()
         self._closed = threading.Event()
         self._lock = threading.Lock()
-        self._watches: weakref.WeakSet[Watch] = weakref.WeakSet()
+        self._watches: weakref.WeakSet[Watch | ProfileWatch] = weakref.WeakSet()
         self._served = ServedGroup(settings.calico_api_group)
 
     @property
@@ -147,14 +160,21 @@ class KubernetesStore(Datastore):
         for item in distinct:  # what cannot be asked for is refused before the first request
             if isinstance(item, Scope):
                 self._collection(item)
-            else:
-                self._place(item, "Get")
+            elif item != DEFAULT_ALLOW:
+                with suppress(NoPod):
+                    self._place(item, "Get")
         calls: builtins.list[Callable[[], Any]] = [
             partial(self.list, item) if isinstance(item, Scope) else partial(self._find, item) for item in distinct
         ]
         return Snapshot(dict(zip(distinct, self._abreast.run(calls), strict=True)), "", self._missing)
 
     def list(self, scope: Scope) -> Listing:
+        if isinstance(scope, Resources) and is_profiles(scope):
+            return list_profiles(self.list_collection, scope)
+        return self.list_collection(scope)
+
+    def list_collection(self, scope: Scope) -> Listing:
+        """Return the objects of a scope that is in one collection of the API, as all are but that of all profiles."""
         if isinstance(scope, Resources) and scope.kind == WORKLOAD_ENDPOINT and scope.prefix and scope.namespace:
             return self._endpoint_of_pod(scope)
         collection = self._collection(scope)
@@ -171,13 +191,12 @@ class KubernetesStore(Datastore):
         """Yield what of a page belongs to a scope, each with namespace and name."""
         only = scope.only if isinstance(scope, Resources) else ()
         bare = isinstance(scope, Blocks | Handles) and not scope.writable
-        group = self.group
         for item in items:
             if kind == WORKLOAD_ENDPOINT and not exposed(item):
                 continue  # not scheduled yet, or in the network of its node
             metadata = mapping(item.get("metadata"))
             name = str(metadata.get("namespace") or ""), str(metadata.get("name") or "")
-            found = entry_of(kind, item, group, only)
+            found = self.entry_of(kind, item, only)
             if isinstance(found, Damaged):
                 log.warning("%s cannot be understood and counts as in use: %s", found.path, found.reason)
                 yield name, found
@@ -202,28 +221,36 @@ class KubernetesStore(Datastore):
         key = ResourceKey(WORKLOAD_ENDPOINT, scope.prefix, scope.namespace or "")
         try:
             place = self._place(key, "List")
-        except InvalidInput:
-            reason = "malformed WorkloadEndpoint name - unable to determine Pod name"
-            raise NotFound(str(key), reason) from None
+        except NoPod:
+            raise self._missing(key) from None
         try:
             pod = self._call(Request("GET", place.path))
         except NotFound:
             return Listing((), "")
-        found = entry_of(WORKLOAD_ENDPOINT, pod, self.group)
+        found = self.entry_of(WORKLOAD_ENDPOINT, pod)
         if isinstance(found, Damaged):
             return Listing((), "", (found,))
         fits = found.value.name.startswith(scope.prefix)
         return Listing((found,) if fits else (), meta(pod, "resourceVersion"))
 
+    def entry_of(self, kind: str, document: Mapping[str, Any], only: Sequence[str] = ()) -> Entry | Damaged:
+        """Return the entry of an object, as :func:`objects.entry_of`."""
+        return entry_of(kind, document, self.group, only, use_pod_cidr=self._api.settings.use_pod_cidr)
+
     def _find(self, key: Key) -> Entry | Damaged | None:
-        place = self._place(key, "Get")
+        if key == DEFAULT_ALLOW:
+            return default_allow()
+        try:
+            place = self._place(key, "Get")
+        except NoPod:
+            return None
         if not storable(key):
             return None  # no object can have this name
         try:
             document = self._call(Request("GET", place.path))
         except NotFound:
             return None
-        found = entry_of(place.kind, document, self.group)
+        found = self.entry_of(place.kind, document)
         if isinstance(found, Damaged):
             return Damaged(key, found.path, found.reason, found.text, found.revision)
         if marked_deleted(found):
@@ -262,13 +289,14 @@ class KubernetesStore(Datastore):
             except IPAMError as error:
                 known = lost(error)
                 loss = Loss(write, tuple(done), known.existing if known is not None else None)
-                raise losing(_worded(error, write), loss) from error
+                raise losing(worded(error, str(write.key)), loss) from error
         return done
 
     def _check(self, writes: tuple[Write, ...]) -> None:
         """Refuse what cannot be written before anything is."""
         paths = set()
         for write in writes:
+            refuse_unwritable(write)
             paths.add(self._place(write.key, type(write).__name__).path)
             if isinstance(write, Create):
                 storable(write.key, refuse=True)
@@ -277,8 +305,6 @@ class KubernetesStore(Datastore):
                     f"error with field ResourceVersion = '' ({write.key} was not read before it is written)",
                     subject=str(write.key),
                 )
-            if not isinstance(write, Delete):
-                _check_labels_are_synchronised(write)
         if len(paths) != len(writes):
             raise InvalidInput("a commit may name each object only once")
 
@@ -287,7 +313,7 @@ class KubernetesStore(Datastore):
         if place.kind == WORKLOAD_ENDPOINT:
             return write_endpoint(self._call, place, write)
         if place.kind == NODE:
-            return write_node(self._call, place, write)
+            return write_node(self._call, place, write, use_pod_cidr=self._api.settings.use_pod_cidr)
         match write:
             case Create(key, value):
                 return self._create(place, key, value, write)
@@ -346,52 +372,24 @@ class KubernetesStore(Datastore):
 
         Each is tried; the first error is raised at the end.
         """
-        failure: IPAMError | None = None
-        for item in all_items(self._call, unlabelled(self.group))[0]:
-            found = entry_of("BlockAffinity", item, self.group)
-            if isinstance(found, Damaged) or marked_deleted(found) or not within_scope(Affinities(HOST, host), found):
-                continue
-            try:
-                self.commit(Update(found, found.value))
-            except NotFound:
-                continue  # it went away meanwhile
-            except IPAMError as error:
-                log.info("%s keeps its old form for now: %s", found.key, error)
-                failure = failure or error
-        if failure is not None:
-            raise failure
+        self._refuse_without_ipam(True, "List", Affinities(HOST, host))
+        from calico_ipam.datastore.kube.relabel import relabel  # who has no old rows does not pay for it
+
+        relabel(self, self._call, host)
 
     # --- watching ------------------------------------------------------------------------------------------
 
-    def watch(self, scope: Scope, since: Revision) -> Watch:
-        watch = Watch(self, self._api, self._collection(scope), scope, since, self._closed)
+    def watch(self, scope: Scope, since: Revision) -> Watch | ProfileWatch:
+        watch: Watch | ProfileWatch
+        if isinstance(scope, Resources) and is_profiles(scope):
+            from calico_ipam.datastore.kube.profile_watch import ProfileWatch
+
+            watch = ProfileWatch(self._watch_collection, scope, since, self._deadline)
+        else:
+            watch = self._watch_collection(scope, since)
         with self._lock:
             self._watches.add(watch)
         return watch
 
-
-def _check_labels_are_synchronised(write: Create | Update) -> None:
-    """Refuse what upstream's backend refuses: here nodes have no labels but those of Kubernetes (datastore §10)."""
-    if write.key == ResourceKey(KUBE_CONTROLLERS_CONFIGURATION, "default") and isinstance(write.value, Resource):
-        node = mapping(mapping(write.value.spec.get("controllers")).get("node"))
-        if node.get("syncLabels") == "Disabled":
-            raise InvalidInput(
-                "invalid SyncLabels value",
-                subject=str(write.key),
-                hint="On the Kubernetes datastore controllers.node.syncLabels must be Enabled or left out.",
-            )
-
-
-def _worded(error: IPAMError, write: Write) -> IPAMError:
-    """Name the object by its key instead of by its path, as every backend does."""
-    subject = str(write.key)
-    match error:
-        case AlreadyExists(reason=reason):
-            return AlreadyExists(subject, reason)
-        case NotFound(reason=reason):
-            return NotFound(subject, reason)
-        case Conflict(reason=reason):
-            return Conflict(subject, reason)
-        case OutcomeUnknown():
-            error.subject = subject
-    return error
+    def _watch_collection(self, scope: Scope, since: Revision) -> Watch:
+        return Watch(self, self._api, self._collection(scope), scope, since, self._closed)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from calico_ipam.datastore.api import Damaged, Entry, Event, Listing, Revision
 from calico_ipam.datastore.kube.api import KubeApi, Request
 from calico_ipam.datastore.kube.errors import Expired, history_gone
-from calico_ipam.datastore.kube.objects import entry_of, marked_deleted, meta, shown_path, within_scope
+from calico_ipam.datastore.kube.objects import marked_deleted, meta, shown_path, within_scope
 from calico_ipam.datastore.kube.pages import check_history
 from calico_ipam.datastore.kube.paths import Collection
 from calico_ipam.datastore.kube.pods import exposed
@@ -153,7 +153,7 @@ class Watch(Iterator[Event]):
         self._wait(self._next_list - time.monotonic())
         if self._ended():
             return
-        listing = self._store.list(self._scope)
+        listing = self._store.list_collection(self._scope)
         self._contact = time.monotonic()
         self._next_list = self._contact + (RESYNC if listing.revision else POLL)
         self._queue.extend(self._differences(listing))
@@ -223,7 +223,7 @@ class Watch(Iterator[Event]):
     def _change(self, kind: str, document: Mapping[str, Any]) -> Event | None:
         if self._collection.kind == WORKLOAD_ENDPOINT and not exposed(document):
             return None  # not scheduled yet, or in the network of its node
-        found = entry_of(self._collection.kind, document, self._store.group)
+        found = self._store.entry_of(self._collection.kind, document)
         if isinstance(found, Entry) and not within_scope(self._scope, found):
             return None
         path, uid = self._path(found), meta(document, "uid")
