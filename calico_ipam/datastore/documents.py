@@ -13,7 +13,7 @@ from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 from calico_ipam.datastore import codec
 from calico_ipam.datastore.api import (
@@ -37,7 +37,8 @@ from calico_ipam.datastore.api import (
 )
 from calico_ipam.datastore.lazy import LazyBlock
 from calico_ipam.datastore.paths import PathRange, block_at, key_of, path_of, ranges_of, within_scope
-from calico_ipam.errors import InvalidInput, NotFound
+from calico_ipam.datastore.profiles import default_allow, holds_default_allow
+from calico_ipam.errors import InvalidInput, NotFound, NotSupported
 from calico_ipam.model.keys import (
     Affinities,
     AffinityKey,
@@ -50,6 +51,7 @@ from calico_ipam.model.keys import (
     Resources,
     Scope,
 )
+from calico_ipam.model.profiles import DEFAULT_ALLOW
 from calico_ipam.model.resource import Resource
 
 ATOMIC = Capabilities(atomic=True)
@@ -60,9 +62,8 @@ AFFINITY = re.compile(r'\{"cidr":"[^"\\]*","affinity":"([^"\\]*)"')
 KEPT_VALUES = 2048  # decoded documents that a store remembers; a /26 block takes about 6 KiB
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One stored text."""
+class Row(NamedTuple):
+    """One stored text. Of these there are thousands in a list: a dataclass that is frozen takes three times as long."""
 
     path: str
     text: str
@@ -168,6 +169,8 @@ class DocumentStore(Datastore):
         return view
 
     def get(self, key: Key) -> Entry:
+        if key == DEFAULT_ALLOW:
+            return default_allow()
         path = path_of(key)
         rows, _, _ = self._raw_read((path,), ())
         if rows[0] is None:
@@ -187,7 +190,7 @@ class DocumentStore(Datastore):
         for item in wanted:
             if isinstance(item, (Blocks, Affinities, Handles, Resources)):
                 ranges[item] = ranges_of(item)
-            else:
+            elif item != DEFAULT_ALLOW:
                 keys[item] = path_of(item)
         flat = [each for several in ranges.values() for each in several]
         rows, lists, revision = self._raw_read(list(keys.values()), flat)
@@ -197,6 +200,8 @@ class DocumentStore(Datastore):
         waiting = iter(lists)
         for scope, several in ranges.items():
             answers[scope] = self._listing(scope, [next(waiting) for _ in several], revision)
+        if DEFAULT_ALLOW in wanted:
+            answers[DEFAULT_ALLOW] = default_allow()
         return Snapshot(answers, revision)
 
     def commit(self, *writes: Write) -> builtins.list[Entry]:
@@ -228,7 +233,7 @@ class DocumentStore(Datastore):
         if not since:
             there = self.list(scope)
             since = there.revision
-            first = [Event("added", "", entry) for entry in there]
+            first = [Event("added", "", entry) for entry in there if entry.key != DEFAULT_ALLOW]
             first += [Event("damaged", "", damaged=each) for each in there.damaged]
             first.append(Event("bookmark", since))
         return Watch(self, scope, first, self._raw_watch(ranges_of(scope), since))
@@ -256,7 +261,7 @@ class DocumentStore(Datastore):
         key = seen[1].key if seen is not None else key_of(row.path)
         if key is None or (isinstance(key, HandleKey) and not key.id):
             return _stranger(scope, row)
-        if not within_scope(scope, key):
+        if not within_scope(scope, key) or key == DEFAULT_ALLOW:
             return None
         # A CIDR can be written in several ways; the paths of other objects are what their keys say.
         if seen is None and isinstance(key, (BlockKey, AffinityKey)) and (path := path_of(key)) != row.path:
@@ -281,9 +286,13 @@ class DocumentStore(Datastore):
                     entries.append(found)
                 elif found is not None:
                     damaged.append(found)
+        if holds_default_allow(scope):
+            entries.append(default_allow())
         return Listing(tuple(entries), revision, tuple(damaged))
 
     def _prepared(self, write: Write) -> tuple[RawWrite, Value | None]:
+        if write.key == DEFAULT_ALLOW:
+            raise NotSupported(type(write).__name__, str(write.key), "it is always there and never changes")
         path = path_of(write.key)
         if isinstance(write, Create):
             value = write.value

@@ -6,6 +6,7 @@ single-key transactions the same client gets through.
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import time
@@ -164,6 +165,7 @@ def _errors(said: list[str]) -> int:
 def _worker(mode: str, url: str, number: int) -> int:
     with closing(open_datastore(url, environ={})) as store:
         store.get(ResourceKey(IP_POOL, "p"))
+        gc.disable()  # as the plugins do, whose processes these stand for
         import calico_ipam.engine.assign  # a first call would import it; the figure is of the calls
         import calico_ipam.engine.release  # noqa: F401  # imported for its time, see above
 
