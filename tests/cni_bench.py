@@ -18,6 +18,7 @@ from calico_ipam.datastore.api import Create, Datastore
 from calico_ipam.datastore.documents import DocumentStore
 from calico_ipam.errors import IPAMError
 from calico_ipam.model.keys import Blocks, Handles, ResourceKey, Resources
+from calico_ipam.model.profiles import DEFAULT_ALLOW
 from calico_ipam.model.resource import CLUSTER_INFORMATION, IP_POOL, NODE, PROFILE, WORKLOAD_ENDPOINT, Resource
 from tests.cluster import ManualClock
 from tests.fake_dataplane import FakeDataplane
@@ -152,7 +153,8 @@ class CNIBench:
         return [entry.value for entry in self.base.list(Resources(WORKLOAD_ENDPOINT))]
 
     def profiles(self) -> list[str]:
-        return [entry.value.name for entry in self.base.list(Resources(PROFILE))]
+        """Return the profiles that somebody made."""
+        return [entry.value.name for entry in self.base.list(Resources(PROFILE)) if entry.key != DEFAULT_ALLOW]
 
     def log(self) -> str:
         return self.stderr.getvalue()

@@ -9,18 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from calico_ipam.datastore.api import Entry, Listing, Revision
+from calico_ipam.datastore.api import Listing, Revision
+from calico_ipam.datastore.profiles import default_allow, holds_default_allow
 from calico_ipam.errors import InvalidInput
 from calico_ipam.model import endpoint_names
 from calico_ipam.model.endpoint_names import NAMESPACE_PROFILE, SERVICE_ACCOUNT_PROFILE
 from calico_ipam.model.keys import Resources
-from calico_ipam.model.profiles import (
-    DEFAULT_ALLOW,
-    DEFAULT_ALLOW_REVISION,
-    default_allow_profile,
-    profile_of_namespace,
-    profile_of_service_account,
-)
+from calico_ipam.model.profiles import profile_of_namespace, profile_of_service_account
 from calico_ipam.model.resource import PROFILE, Resource, mapping
 
 KEPT = ("uid", "creationTimestamp")
@@ -54,11 +49,6 @@ def split_revision(revision: Revision) -> tuple[Revision, Revision]:
     return namespaces, accounts
 
 
-def default_allow() -> Entry:
-    """Return the profile that is always there."""
-    return Entry(DEFAULT_ALLOW, default_allow_profile(), DEFAULT_ALLOW_REVISION)
-
-
 def parts_of(scope: Resources) -> tuple[Resources | None, Resources | None]:
     """Return what of a scope is namespaces, and what is service accounts; None where nothing of them can be in it."""
     wanted = scope.prefix
@@ -75,7 +65,7 @@ def list_profiles(list_part: Callable[[Resources], Listing], scope: Resources) -
     """Return the profiles of a scope in the order of their names; ``list_part`` lists one collection."""
     listings = [list_part(part) if part is not None else Listing((), "") for part in parts_of(scope)]
     entries = [entry for listing in listings for entry in listing.entries]
-    if DEFAULT_ALLOW.name.startswith(scope.prefix) and scope.namespace in (None, ""):
+    if holds_default_allow(scope):
         entries.append(default_allow())
     entries.sort(key=lambda entry: str(entry.value.name))
     damaged = tuple(each for listing in listings for each in listing.damaged)

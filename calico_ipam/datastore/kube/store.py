@@ -54,9 +54,10 @@ from calico_ipam.datastore.kube.paths import (
     storable,
 )
 from calico_ipam.datastore.kube.pods import exposed
-from calico_ipam.datastore.kube.profiles import default_allow, is_profiles, list_profiles
+from calico_ipam.datastore.kube.profiles import is_profiles, list_profiles
 from calico_ipam.datastore.kube.watch import Watch
 from calico_ipam.datastore.lazy import slim, unwritable
+from calico_ipam.datastore.profiles import default_allow
 from calico_ipam.datastore.settings import Settings
 from calico_ipam.errors import (
     AlreadyExists,
