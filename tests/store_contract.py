@@ -9,6 +9,7 @@ A backend's test module says how to open it::
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -21,6 +22,7 @@ from calico_ipam.datastore.api import (
     Datastore,
     Delete,
     Entry,
+    Event,
     Listing,
     Loss,
     Update,
@@ -31,6 +33,7 @@ from calico_ipam.errors import (
     Conflict,
     InvalidInput,
     NotFound,
+    NotSupported,
 )
 from calico_ipam.model.addresses import parse_network
 from calico_ipam.model.affinity import HOST, VIRTUAL, Affinity, BlockOwner
@@ -47,8 +50,9 @@ from calico_ipam.model.keys import (
     Handles,
     Key,
     ResourceKey,
+    Resources,
 )
-from calico_ipam.model.resource import Resource
+from calico_ipam.model.resource import IP_POOL, PROFILE, Resource
 
 NOW = 1_787_392_800_000_000_000
 PATIENCE = 30.0  # seconds a test waits for something that should happen at once
@@ -65,6 +69,13 @@ class Backend:
 def block(cidr: str, **changes: Any) -> tuple[BlockKey, Block]:
     made = Block.new(parse_network(cidr), now=NOW)
     return BlockKey(made.cidr), replace(made, **changes)
+
+
+def until_bookmark(watch: Iterator[Event]) -> list[Event]:
+    """Return what a watch begins with, and close it."""
+    told = list(itertools.takewhile(lambda event: event.kind != "bookmark", watch))
+    cast(Any, watch).close()
+    return told
 
 
 def row(host: str, cidr: str, kind: str = HOST) -> Create:
@@ -122,6 +133,21 @@ class StoreContract:
         value = replace(value, allocations=tuple(range(value.size)), unallocated=(), attributes=attributes)
         store.commit(Create(key, value))
         assert store.get(key).value == value
+
+    def test_one_profile_is_always_there_and_never_changes(self, store: Datastore) -> None:
+        key = ResourceKey(PROFILE, "projectcalico-default-allow")
+        found = store.get(key)
+        rule = {"action": "Allow", "source": {}, "destination": {}}
+        assert (found.revision, found.value.spec) == ("1", {"ingress": [rule], "egress": [rule]})
+        assert store.read(key, ResourceKey(IP_POOL, "absent")).entry(key) == found
+        assert store.list(Resources(PROFILE, None, "projectcalico-")).entries == (found,)
+        assert found in store.list(Resources(PROFILE)).entries
+        assert found not in store.list(Resources(PROFILE, None, "kns.")).entries
+        watch = store.watch(Resources(PROFILE), "")
+        assert key not in [each.entry.key for each in until_bookmark(watch) if each.entry is not None]
+        for write in (Create(key, found.value), Update(found, found.value), Delete(found)):
+            with pytest.raises(NotSupported, match=rf"operation {type(write).__name__} is not supported on Profile"):
+                store.commit(write)
 
     def test_what_is_missing_is_not_found(self, store: Datastore) -> None:
         with pytest.raises(NotFound, match=r"resource does not exist: IPAMHandle(Key)?\((id=)?nobody\) with error"):
