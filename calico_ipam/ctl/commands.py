@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
+from calico_ipam.ctl.flags import spelled_out
 from calico_ipam.ctl.output import errors_on_terminal, on_terminal
 from calico_ipam.ctl.session import Session
 
@@ -75,6 +76,9 @@ class Commands(click.Group):
             return self.later[cmd_name].load()
         return super().get_command(ctx, cmd_name)
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, spelled_out(ctx, args, interspersed=False))
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
@@ -82,6 +86,8 @@ class Commands(click.Group):
         command = self.get_command(ctx, name)
         if command is not None:
             return name, command, args[1:]
+        if name == "help" and not ctx.resilient_parsing:
+            _help(self, ctx, args[1:])
         if name.startswith("-") and not ctx.resilient_parsing:
             raise click.NoSuchOption(name, ctx=ctx)
         if self.helps_with_unknown and ctx.ensure_object(Session).compat:
@@ -104,6 +110,18 @@ class Commands(click.Group):
                 formatter.write_dl(rows)
 
 
+def _help(group: click.Group, ctx: click.Context, path: list[str]) -> NoReturn:
+    """Show the help of the command that a path leads to, as ``help ipam show`` asks for, and end."""
+    command: click.Command = group
+    for name in path:
+        found = command.get_command(ctx, name) if isinstance(command, click.Group) else None
+        if found is None:
+            raise UnknownCommand(name, command.list_commands(ctx) if isinstance(command, click.Group) else (), ctx)
+        command, ctx = found, click.Context(found, ctx, name)
+    click.echo(command.get_help(ctx))
+    ctx.exit()
+
+
 class Mirrored(click.Command):
     """A command that calicoctl has too: where a script may read it, it says exactly what calicoctl says.
 
@@ -118,6 +136,9 @@ class Mirrored(click.Command):
         if session.compat or not on_terminal():
             extra.setdefault("allow_extra_args", True)
         return super().make_context(info_name, args, parent, **extra)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, spelled_out(ctx, args, interspersed=True))
 
 
 #: ``--watch`` or ``--watch=SECONDS``; see :class:`Watching`

@@ -8,6 +8,7 @@ import click
 
 from calico_ipam.ctl.commands import Mirrored
 from calico_ipam.ctl.failures import Told
+from calico_ipam.ctl.flags import FALSE, TRUE, whole_number
 from calico_ipam.ctl.options import yes_option
 from calico_ipam.ctl.output import say
 from calico_ipam.ctl.session import Session, common_options, confirm, pass_session
@@ -15,18 +16,14 @@ from calico_ipam.ctl.session import Session, common_options, confirm, pass_sessi
 if TYPE_CHECKING:
     from calico_ipam.model.config import IPAMConfig
 
-_TRUE = frozenset({"1", "t", "T", "TRUE", "true", "True"})
-_FALSE = frozenset({"0", "f", "F", "FALSE", "false", "False"})
-
 
 def _seconds(_context: click.Context, _parameter: click.Parameter, text: str | None) -> int:
     """Return whole seconds; a negative number means not given, as upstream's default does."""
     try:
-        return int(text) if text is not None else -1
-    except ValueError:
+        return whole_number(text, any_base=True) if text is not None else -1
+    except ValueError as error:
         raise Told(
-            f'invalid argument "{text}" for "--ip-cooldown-seconds" flag: strconv.ParseInt: parsing "{text}": '
-            "invalid syntax",
+            f'invalid argument "{text}" for "--ip-cooldown-seconds" flag: strconv.ParseInt: parsing "{text}": {error}',
             hint="Give whole seconds, from 0 to 1200.",
         ) from None
 
@@ -100,14 +97,14 @@ def _given(strict: str | None, blocks: str | None, persistence: str | None, seco
     """Return the settings that were given, in the order in which they are told. Raises Told."""
     found: dict[str, Any] = {}
     if strict:
-        if strict not in _TRUE | _FALSE:
+        if strict not in TRUE | FALSE:
             raise Told(
                 "invalid value. Use true or false to set strictaffinity", hint="For example --strictaffinity=true."
             )
-        found["strict_affinity"] = strict in _TRUE
+        found["strict_affinity"] = strict in TRUE
     if blocks:
         try:
-            found["max_blocks_per_host"] = int(blocks) if blocks.lstrip("+-").isdigit() else int("")
+            found["max_blocks_per_host"] = whole_number(blocks)
         except ValueError:
             raise Told(
                 "invalid value for maxblockhost. Use a valid number", hint="For example --max-blocks-per-host=20."

@@ -12,7 +12,7 @@ from calico_ipam.ctl.commands import Commands, Later
 from calico_ipam.ctl.failures import PartlyDone, Told
 from calico_ipam.ctl.options import yes_option
 from calico_ipam.ctl.output import document, say
-from calico_ipam.ctl.session import Session, common_options, confirm, pass_session
+from calico_ipam.ctl.session import Session, common_options, confirm, group_options, pass_session
 
 if TYPE_CHECKING:
     from calico_ipam.datastore.documents import DocumentStore
@@ -36,11 +36,13 @@ MIGRATE = {
 }
 
 
+@group_options
 @click.group(cls=Commands, later=COMMANDS, helps_with_unknown=True)
 def datastore() -> None:
     """Lock, export, import, copy and back up the datastore."""
 
 
+@group_options
 @click.group(cls=Commands, later=MIGRATE, helps_with_unknown=True)
 def migrate() -> None:
     """calicoctl's commands to move a cluster from etcd to the Kubernetes API."""

@@ -92,11 +92,35 @@ def exact(error: BaseException) -> tuple[str, bool]:
         return str(error), True
     if isinstance(error, click.UsageError) and hasattr(error, "command_name"):
         program = error.ctx.find_root().info_name if error.ctx is not None else ""
-        return f'unknown command "{error.command_name}" for "{program}"', False
+        return f'unknown command "{error.command_name}" for "{program}"{_suggestions(error.command_name)}', False
     for kind, words in _PARSER_WORDS:
         if isinstance(error, kind):
             return words(error), False
     return without_parser_words(told(error)[0][1]), False
+
+
+#: calicoctl's commands, in the order in which it suggests them
+_COMMANDS = (
+    *("apply", "cluster", "create", "datastore", "delete", "get", "ipam", "label", "node", "patch", "replace"),
+    *("validate", "version", "completion", "help"),
+)
+
+
+def _suggestions(name: str) -> str:
+    """Return what calicoctl adds about a command that it does not know: those that are spelled nearly so."""
+    wanted = name.lower()
+    close = [each for each in _COMMANDS if each.startswith(wanted) or _distance(each, wanted) <= 2]
+    return "\n\nDid you mean this?\n" + "".join(f"\t{each}\n" for each in close) if close else ""
+
+
+def _distance(one: str, other: str) -> int:
+    """Return how many letters must be added, removed or changed to make one word the other."""
+    row = list(range(len(other) + 1))
+    for i, letter in enumerate(one, 1):
+        before, row[0] = row[0], i
+        for j, its in enumerate(other, 1):
+            before, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, before + (letter != its))
+    return row[-1]
 
 
 def is_missing_file(error: BaseException) -> bool:

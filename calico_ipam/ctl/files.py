@@ -53,7 +53,7 @@ def read_resources(path: str, *, recursive: bool, skip_empty: bool = False) -> l
 
 
 def _files(folder: str, *, recursive: bool) -> Iterator[str]:
-    for entry in sorted(os.scandir(folder), key=lambda each: each.name):
+    for entry in sorted(os.scandir(os.path.normpath(folder)), key=lambda each: each.name):
         if entry.is_dir(follow_symlinks=False):  # a link may lead back up
             if recursive:
                 yield from _files(entry.path, recursive=True)
@@ -131,9 +131,13 @@ def _parsed(source: Source, text: str) -> Any:
         try:
             return json.loads(text)
         except ValueError as error:
+            from calico_ipam.ctl.yaml_words import not_yaml
+
             reason = f"{source.name}, line {source.line + getattr(error, 'lineno', 1) - 1}: {error}"
-            raise unusable(reason, "The file is no valid JSON.") from None
+            raise unusable(reason, "The file is no valid JSON.", exact=not_yaml(text)) from None
     import yaml
+
+    from calico_ipam.ctl.yaml_words import not_yaml
 
     try:
         return yaml.load(text, Loader=_loader())  # noqa: S506  # a SafeLoader
@@ -142,7 +146,7 @@ def _parsed(source: Source, text: str) -> Any:
         line = source.line + (mark.line if mark is not None else 0)
         problem = getattr(error, "problem", None) or str(error)
         reason = f"error converting YAML to JSON: yaml: line {line}: {problem}"
-        raise unusable(reason, f"{source.name} is no valid YAML there.") from None
+        raise unusable(reason, f"{source.name} is no valid YAML there.", exact=not_yaml(text)) from None
 
 
 def _loader() -> Any:
@@ -170,13 +174,15 @@ def _loader() -> Any:
 def _resources(source: Source, item: Any) -> Iterator[dict[str, Any]]:
     if not isinstance(item, Mapping):
         reason = f"{source}: a resource must be a mapping with apiVersion, kind and metadata"
-        raise unusable(reason, "Write 'kind: IPPool' and so on.")
+        raise unusable(reason, "Write 'kind: IPPool' and so on.", exact=_no_object(item))
     kind, version = str(item.get("kind") or ""), str(item.get("apiVersion") or "")
-    if kind.endswith("List") and "items" in item:
-        for each in item["items"] or ():
-            yield from _resources(source, each)
+    known = version == "projectcalico.org/v3"
+    if known and kind.removesuffix("List") in SCHEMAS and kind.endswith("List"):
+        yield from _items(source, item)
         return
-    if kind not in SCHEMAS or version != "projectcalico.org/v3":
+    if not kind:
+        raise unusable(f"{source}: the kind is missing", "Write 'kind: IPPool' and so on.", exact=_no_object(item))
+    if kind not in SCHEMAS or not known:
         raise unknown_kind(source, kind, version)
     try:
         yield checked(kind, dict(item))
@@ -186,9 +192,37 @@ def _resources(source: Source, item: Any) -> Iterator[dict[str, Any]]:
         raise unusable(str(error), f"{source}: {error.hint}") from None
 
 
-def unusable(reason: str, way_out: str) -> Told:
-    """Return the error for a file that cannot be read as resources."""
-    return Told(f"failed to execute command: {reason}", hint=way_out)
+def _no_object(item: Any) -> str:
+    """Return what calicoctl says of a document that is neither a resource nor an array of them."""
+    what = {dict: "object", bool: "bool", int: "number", float: "number"}.get(type(item), "string")
+    return (
+        f"error unmarshaling JSON: while decoding JSON: json: cannot unmarshal {what} "
+        "into Go value of type []unstructured.Unstructured"
+    )
+
+
+def _items(source: Source, item: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the resources of a typed list."""
+    for name in item:
+        if name not in _LIST_FIELDS:
+            raise UnknownField(str(name), _LIST_FIELDS, "A list")
+    items = item.get("items")
+    if not isinstance(items, list | None):
+        raise unusable(f"{source}: the items of a list are a list", "Write each resource behind a dash.")
+    for each in items or ():
+        yield from _resources(source, each)
+
+
+_LIST_FIELDS = ("kind", "apiVersion", "metadata", "items")
+
+
+def unusable(reason: str, way_out: str, *, exact: str = "") -> Told:
+    """Return the error for a file that cannot be read as resources; ``exact``: the reason in calicoctl's words."""
+    return Told(
+        f"failed to execute command: {reason}",
+        exact=f"failed to execute command: {exact or reason}",
+        hint=way_out,
+    )
 
 
 def unknown_kind(source: Source, kind: str, version: str) -> Told:

@@ -105,7 +105,10 @@ def _once(
     check_cluster(session, prefix=_FAILED)
     wanted = _wanted(session, words, files, recursive=recursive, skip_empty=skip_empty)
     if wanted is None:
-        click.echo("No resources specified")
+        if session.for_people:
+            click.echo("No resources specified")
+        else:  # calicoctl writes the nothing that it found
+            _write(session, form, (), export=False, namespaces=False)
         return
     resources = resources_of(session)
     found, errors = _look_up(session, resources, wanted, namespace, everywhere)

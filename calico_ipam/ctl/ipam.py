@@ -7,7 +7,7 @@ import click
 from calico_ipam.ctl.commands import Commands, Later, Watching, watch_option
 from calico_ipam.ctl.completion import live_names
 from calico_ipam.ctl.failures import Told
-from calico_ipam.ctl.session import Session, common_options, pass_session
+from calico_ipam.ctl.session import Session, common_options, group_options, pass_session
 
 _CTL = "calico_ipam.ctl."
 _LOOK, _MEND, _SET = "Look", "Mend", "Set"
@@ -28,6 +28,7 @@ COMMANDS = {
 }
 
 
+@group_options
 @click.group(cls=Commands, later=COMMANDS, helps_with_unknown=True)
 def ipam() -> None:
     """Look at addresses, blocks and settings; find what is wrong and mend it."""

@@ -54,6 +54,8 @@ def patch(
 ) -> None:
     """Change some fields of a resource."""
     del yes
+    if len(words) != 2:
+        raise Told(f"accepts 2 arg(s), received {len(words)}", hint="Say KIND and NAME, such as: ippool my-pool")
     kind, _, resources, resource = _subject(session, words, namespace, prefix="hit error: ", dry_run=dry_run)
     changed = _patched(session, resource, text, kind_of_patch)
     from calico_ipam.model.resource_schema import UnknownField, WrongType, checked
@@ -78,13 +80,13 @@ def _subject(
 ) -> tuple[str, str, Resources, Resource]:
     from calico_ipam.ctl.get import check_cluster, known_kind, namespace_of, resources_of
 
-    if len(words) != 2:
-        raise Told(f"accepts 2 arg(s), received {len(words)}", hint="Say KIND and NAME, such as: ippool my-pool")
     check_cluster(session, writes=not dry_run)
     kind = known_kind(session, words[0])
     if kind.ours:
         raise Told(f"a {kind.name} cannot be changed by hand", hint="'ipamctl ipam repair' mends what is wrong.")
     resources = resources_of(session)
+    if not words[1]:
+        raise Told("resource name may not be empty", hint=f"Say which {kind.name}.")
     try:
         resource = resources.get(kind.name, words[1], namespace_of(kind, "", namespace))
     except IPAMError as error:
@@ -213,9 +215,12 @@ def label(
 ) -> None:
     """Set a label of a resource, or remove it."""
     del yes
-    if len(words) != 3:
-        raise Told(f"accepts 3 arg(s), received {len(words)}", hint="For example: ipamctl label node my-node zone=a")
-    word, name, text = words
+    example = "For example: ipamctl label node my-node zone=a"
+    if len(words) < 3:
+        raise Told(f"requires at least 3 arg(s), only received {len(words)}", hint=example)
+    if len(words) > 3 and session.for_people:  # calicoctl takes no notice of the others
+        raise Told(f"one label at a time, not {len(words) - 2}", hint=example)
+    word, name, text = words[:3]
     key, equals, value = (text, "", "") if remove else text.partition("=")
     if not remove and not equals:
         raise Told(f"invalid label {text}", hint="Write KEY=VALUE.")

@@ -10,7 +10,7 @@ from calico_ipam.ctl.commands import Commands, Later
 from calico_ipam.ctl.completion import live_names
 from calico_ipam.ctl.options import dry_run_option, yes_option
 from calico_ipam.ctl.output import Cell, Column, Row, document, note, say, table
-from calico_ipam.ctl.session import Session, common_options, confirm, pass_session
+from calico_ipam.ctl.session import Session, common_options, confirm, group_options, pass_session
 
 if TYPE_CHECKING:
     from calico_ipam.engine.pools import PoolList
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _COUNTABLE = 10**6
 
 
+@group_options
 @click.group(
     cls=Commands,
     later={

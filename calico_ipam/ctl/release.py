@@ -80,7 +80,7 @@ def _release_one(
             hint="Nothing was released: look who holds it now.",
         )
     users = live_users(session.engine, address)
-    if users and not force:
+    if users and not (force or session.compat):
         raise RefusedError(
             f"address {address} is in use by {' and '.join(users)}",
             subject=str(address),

@@ -222,8 +222,8 @@ class LogLevel(click.ParamType):  # type: ignore[type-arg]  # as above
     name = "LEVEL"
 
     def convert(self, value: Any, _param: click.Parameter | None, _ctx: click.Context | None) -> str:
-        if value in LOG_LEVELS:
-            return str(value)
+        if str(value).lower() in (*LOG_LEVELS, *_MORE_LEVELS):
+            return str(value).lower()
         from calico_ipam.ctl.failures import Told
 
         raise Told(
@@ -233,6 +233,7 @@ class LogLevel(click.ParamType):  # type: ignore[type-arg]  # as above
 
 
 LOG_LEVELS = ("panic", "fatal", "error", "warn", "info", "debug")
+_MORE_LEVELS = ("warning", "trace")  #: calicoctl takes these too, and does not tell
 
 
 def _remember(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
@@ -271,7 +272,7 @@ def _log(level: str) -> None:
     """Send what happens inside to standard error, from ``level`` on."""
     import logging
 
-    known = {"panic": logging.CRITICAL, "fatal": logging.CRITICAL, "warn": logging.WARNING}
+    known = {"panic": logging.CRITICAL, "fatal": logging.CRITICAL, "warn": logging.WARNING, "trace": logging.DEBUG}
     logging.basicConfig(level=known.get(level, level.upper()), format="%(levelname)s %(name)s: %(message)s", force=True)
 
 
@@ -354,6 +355,16 @@ def connection_options(command: Command) -> Command:
 def common_options(command: Command) -> Command:
     """Add the options that every command takes, before or after its name."""
     return connection_options(_OUTPUT(command))
+
+
+def group_options(group: Command) -> Command:
+    """Add the options that every command takes to a group: ``ipam --context c show`` (cli §1.2). Its help leaves
+    them to the commands."""
+    connection_options(group)
+    for parameter in getattr(group, "params", ()):
+        if isinstance(parameter, click.Option):
+            parameter.hidden = True
+    return group
 
 
 pass_session = click.make_pass_decorator(Session, ensure=True)

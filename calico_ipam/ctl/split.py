@@ -7,6 +7,7 @@ import click
 from calico_ipam.ctl.commands import Mirrored
 from calico_ipam.ctl.completion import live_names
 from calico_ipam.ctl.failures import Told
+from calico_ipam.ctl.flags import whole_number
 from calico_ipam.ctl.options import dry_run_option, yes_option
 from calico_ipam.ctl.output import say
 from calico_ipam.ctl.session import Session, common_options, confirm, pass_session
@@ -73,11 +74,11 @@ def split(
 
 
 def _number(text: str) -> int:
-    digits = text.removeprefix("-").removeprefix("+")
-    if not (digits.isascii() and digits.isdigit()):
+    try:
+        return whole_number(text)
+    except ValueError as error:
         raise Told(
             f"error reading number to split IP pools into. {text} is not a valid number: strconv.Atoi: "
-            f'parsing "{text}": invalid syntax',
+            f'parsing "{text}": {error}',
             hint="Give 2, 4, 8 and so on.",
-        )
-    return int(text)
+        ) from None

@@ -89,7 +89,7 @@ MISSING = "resource does not exist: IPPool({}) with error: <nil>"
         ("label ippool a zone --remove", 1, "", "cannot remove label of ippool a, key zone does not exist\n"),
         ("label ippool none zone=x", 1, "", "ippool none not found\n"),
         ("label somekind a z=x", 1, "", "failed to get somekind a, error resource type 'somekind' is not supported\n"),
-        ("label ippool a", 1, "", "accepts 3 arg(s), received 2\n"),
+        ("label ippool a", 1, "", "requires at least 3 arg(s), only received 2\n"),
         ("create -f nowhere.yaml", 1, "", "failed to execute command: open nowhere.yaml: no such file or directory\n"),
         ("create -f empty.yaml", 1, "", "no resources specified in file empty.yaml\n"),
         ("create -f empty.yaml --skip-empty", 0, "No resources specified\n", ""),

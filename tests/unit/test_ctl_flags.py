@@ -1,0 +1,197 @@
+"""How arguments and files are taken: every spelling that calicoctl's parsers take, and their words (cli §1.2, §8.1)."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from calico_ipam.ctl.flags import whole_number
+from calico_ipam.ctl.main import cli
+from calico_ipam.ctl.yaml_words import not_yaml
+from tests.cluster import memory_folder
+from tests.ctl import Ctl
+
+POOL = "apiVersion: projectcalico.org/v3\nkind: IPPool\nmetadata: {name: new}\nspec: {cidr: 10.9.0.0/24}\n"
+
+
+@pytest.fixture(scope="module")
+def ctl() -> Iterator[Ctl]:
+    """A store with a pool; no test of this file changes it."""
+    with tempfile.TemporaryDirectory(dir=memory_folder()) as folder:
+        made = Ctl(Path(folder) / "ipam.db")
+        made.ok("init", "--node", "node-1", "--ipv4-pool", "10.0.0.0/24")
+        yield made
+
+
+def said(ctl: Ctl, *argv: str, name: str = "calicoctl", stdin: str = "") -> tuple[int, str, str]:
+    """Return exit code, standard output and standard error of a command in a script."""
+    result = CliRunner().invoke(
+        cli, argv, prog_name=name, env={"DATASTORE_TYPE": "sqlite", "SQLITE_PATH": str(ctl.path)}, input=stdin
+    )
+    return result.exit_code, result.stdout, result.stderr
+
+
+@pytest.mark.parametrize(
+    ("spelled", "plain"),
+    [
+        ("ipam show --show-blocks=true", "ipam show --show-blocks"),
+        ("ipam show --show-blocks=F", "ipam show"),
+        ("ipam show --show-blocks=0 --show-configuration=1", "ipam show --show-configuration"),
+        ("ipam --context x show", "ipam show --context=x"),
+        ("ipam -l warning show", "ipam show"),
+        ("ipam show -l Info", "ipam show"),
+        ("get ippool -o=json", "get ippool -o json"),
+        ("get ippool -Ro=wide", "get ippool -R -o wide"),
+        ("get -ojson ippool", "get ippool -o json"),
+        ("get ippool -A=false", "get ippool"),
+        ("get ippool --export=true -oyaml", "get ippool -o yaml --export"),
+        ("help ipam show", "ipam show --help"),
+        ("ipam help", "ipam"),
+        ("validate -f - --skip-empty=1", "validate -f - --skip-empty"),
+    ],
+)
+@pytest.mark.parametrize("name", ["calicoctl", "ipamctl"])
+def test_spellings_of_the_same(ctl: Ctl, spelled: str, plain: str, name: str) -> None:
+    expected = said(ctl, *plain.split(), name=name)
+    assert expected[0] == 0
+    assert said(ctl, *spelled.split(), name=name) == expected
+
+
+@pytest.mark.parametrize(
+    ("command", "stderr"),
+    [
+        (
+            "ipam show --show-blocks=maybe",
+            'invalid argument "maybe" for "--show-blocks" flag: strconv.ParseBool: parsing "maybe": invalid syntax',
+        ),
+        (
+            "get ippool -A=yes",
+            'invalid argument "yes" for "-A, --all-namespaces" flag: strconv.ParseBool: parsing "yes": invalid syntax',
+        ),
+        ("get ippool -xyz", "unknown shorthand flag: 'x' in -xyz"),
+        ("get ippool -Axy", "unknown shorthand flag: 'x' in -xy"),
+        ("get -Rn", "flag needs an argument: 'n' in -n"),
+        ("get ippool ---x", "bad flag syntax: ---x"),
+        ("ipam show --foo=bar", "unknown flag: --foo"),
+        ("ipam split -2", "unknown shorthand flag: '2' in -2"),
+        ("frobnicate", 'unknown command "frobnicate" for "calicoctl"'),
+        ("gett", 'unknown command "gett" for "calicoctl"\n\nDid you mean this?\n\tget\n'),
+        ("patch ippool", "accepts 2 arg(s), received 1"),
+        ("label", "requires at least 3 arg(s), only received 0"),
+    ],
+)
+def test_words_of_the_parser(ctl: Ctl, command: str, stderr: str) -> None:
+    assert said(ctl, *command.split()) == (1, "", stderr + "\n")
+
+
+@pytest.mark.parametrize(
+    ("argv", "stderr"),
+    [
+        (("patch", "ippool", "", "-p", "{}"), "resource name may not be empty"),
+        (("label", "ippool", "", "a=b"), "failed to get ippool , error resource name may not be empty"),
+        (
+            ("ipam", "configure", "--ip-cooldown-seconds=5.0"),
+            'invalid argument "5.0" for "--ip-cooldown-seconds" flag: strconv.ParseInt: parsing "5.0": invalid syntax',
+        ),
+        (
+            ("ipam", "split", "--name=x", "--", "-+4"),
+            "error reading number to split IP pools into. -+4 is not a valid number: strconv.Atoi: "
+            'parsing "-+4": invalid syntax',
+        ),
+        (
+            ("ipam", "split", "--name=x", "9" * 20),
+            f"error reading number to split IP pools into. {'9' * 20} is not a valid number: strconv.Atoi: "
+            f'parsing "{"9" * 20}": value out of range',
+        ),
+    ],
+)
+def test_odd_values(ctl: Ctl, argv: tuple[str, ...], stderr: str) -> None:
+    assert said(ctl, *argv) == (1, "", stderr + "\n")
+
+
+def test_one_label_at_a_time(ctl: Ctl) -> None:
+    code, screen = ctl.on_terminal("label", "node", "node-1", "a=1", "b=2")
+    assert (code, "one label at a time" in screen) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("text", "any_base", "number"),
+    [("+4", False, 4), ("-4", False, -4), ("010", False, 10), ("010", True, 8), ("0x1F", True, 31), ("1_0", True, 10)],
+)
+def test_whole_numbers(text: str, any_base: bool, number: int) -> None:
+    assert whole_number(text, any_base=any_base) == number
+
+
+@pytest.mark.parametrize("text", ["", "-", "-+4", " 4", "4.0", "1_0", "0x1", "\u00b2", "\u0664"])
+def test_no_whole_numbers(text: str) -> None:
+    with pytest.raises(ValueError, match="invalid syntax"):
+        whole_number(text)
+
+
+# --- files --------------------------------------------------------------------------------------------------
+
+
+OBJECT = (
+    "error unmarshaling JSON: while decoding JSON: json: cannot unmarshal {} "
+    "into Go value of type []unstructured.Unstructured"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "stderr"),
+    [
+        ("spec: {}\n", OBJECT.format("object")),
+        ("hello", OBJECT.format("string")),
+        ("kind: IPPool\n", "unknown resource type (IPPool) and/or version ()"),
+        ("kind: List\napiVersion: v1\nitems: []\n", "unknown resource type (List) and/or version (v1)"),
+        ("a: b: c\n", "error converting YAML to JSON: yaml: mapping values are not allowed in this context"),
+        (
+            "kind: IPPool\n apiVersion: x\n",
+            "error converting YAML to JSON: yaml: line 2: mapping values are not allowed in this context",
+        ),
+        (
+            'kind: IPPool\n---\n{"a": 1,\n"b" 2}',
+            "unknown resource type (IPPool) and/or version ()",
+        ),
+        (
+            '---\n{"a": 1,\n"b": [2}',
+            "error converting YAML to JSON: yaml: line 1: did not find expected ',' or ']'",
+        ),
+        (
+            POOL + "kind: IPPool\n",
+            'error converting YAML to JSON: yaml: unmarshal errors:\n  line 5: key "kind" already set in map',
+        ),
+    ],
+)
+def test_words_about_a_file(ctl: Ctl, text: str, stderr: str) -> None:
+    assert said(ctl, "create", "-f", "-", stdin=text) == (1, "", f"failed to execute command: {stderr}\n")
+
+
+def test_a_list_has_no_other_fields(ctl: Ctl) -> None:
+    text = "kind: IPPoolList\napiVersion: projectcalico.org/v3\nitems: []\nbogus: 1\n"
+    unknown = "field in document is not recognized or is in the wrong location: bogus\n"
+    assert said(ctl, "validate", "-f", "-", stdin=text) == (1, "", unknown)
+
+
+@pytest.mark.parametrize(("form", "stdout"), [("ps", ""), ("json", "null"), ("yaml", "null\n")])
+def test_what_an_empty_file_names_is_nothing(ctl: Ctl, form: str, stdout: str) -> None:
+    assert said(ctl, "get", "-f", "-", "--skip-empty", "-o", form) == (0, stdout, "")
+
+
+def test_a_folder_is_named_shortly(ctl: Ctl, tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").touch()
+    stderr = f"no resources specified in file {tmp_path}/a.yaml\n"
+    assert said(ctl, "create", "-f", f"{tmp_path}/./") == (1, "", stderr)
+
+
+def test_every_key_that_stands_twice_is_told() -> None:
+    text = "a:\n- x: 1\n  x:\n    y: 2\nb: 1\nb: 2\n"
+    lines = ('line 4: key "x" already set in map', 'line 6: key "b" already set in map')
+    assert not_yaml(text) == "error converting YAML to JSON: yaml: unmarshal errors:" + "".join(
+        f"\n  {each}" for each in lines
+    )
+    assert not_yaml("a: 1\n") == ""
