@@ -304,7 +304,7 @@ class Controller:
             tracked = self.state.blocks[cidr]
             if self.thawed.get(cidr) != tracked.revision:
                 self._start(Thaw(cidr, tracked.revision, config), now)
-        later = [at for at in self.state.cold.values() if at > now.wall - config.cooldown_seconds * 1_000_000_000]
+        later = [at for at in self.state.cold.values() if at >= now.wall - config.cooldown_seconds * 1_000_000_000]
         if later:
             wait = (min(later) - now.wall) / 1e9 + config.cooldown_seconds
             self.sleep_until(now.mono + max(1.0, wait))
@@ -380,7 +380,9 @@ class Controller:
         if not due:
             return
         if self.options.dry_run:
-            self.handles.results.update({record.judged.id: "dry-run" for record in due})
+            new = [r.judged for r in due if self.handles.results.get(r.judged.id) != "dry-run"]
+            self.record.handle_actions.update((judged.kind, "dryrun") for judged in new)
+            self.handles.results.update({judged.id: "dry-run" for judged in new})
             return
         rules = HandleRules(self.options.handles.keep, self.folded_names)
         self._start(RepairHandles(due, rules, self._leaking()), now)

@@ -122,9 +122,11 @@ def _pod_verdict(allocation: Allocation, knode: str, pod: Pod, rules: Rules) -> 
         if rules.finished_pods:
             return Verdict(reasons.POD_FINISHED, FINISHED_WITHOUT_ADDRESS)
         return Verdict(remark=FINISHED_WITHOUT_ADDRESS)
-    if (pod.phase == "Failed" and pod.reason == "Evicted") or pod.finished:
+    if pod.phase == "Failed" and pod.reason == "Evicted":
         return Verdict(reasons.POD_FINISHED)
-    return ALIVE if uses_it else Verdict(reasons.IP_MISMATCH)
+    if uses_it or pod.obscure:
+        return ALIVE
+    return Verdict(reasons.POD_FINISHED if pod.finished else reasons.IP_MISMATCH)
 
 
 # --- one node ------------------------------------------------------------------------------------------------
@@ -400,4 +402,4 @@ def look_at_empty_blocks(
 def cooled_down(cold: Mapping[str, int], cooldown: int, now: Moment) -> list[str]:
     """Return the blocks that hold an address whose cooldown (seconds) is over (gc §9)."""
     limit = now.wall - cooldown * 1_000_000_000
-    return [cidr for cidr, released in cold.items() if released <= limit]
+    return [cidr for cidr, released in cold.items() if released < limit]

@@ -126,6 +126,11 @@ class Pod:
     def finished(self) -> bool:
         return self.phase in FINISHED or (self.deleting and self.cleared)
 
+    @property
+    def obscure(self) -> bool:
+        """It makes no endpoint: it has no node, or reports text that is no address. So nobody can tell (gc §7.8)."""
+        return not self.node or not all(map(_is_address, self.ips))
+
     def has(self, address: Address) -> bool:
         """Tell whether the pod reports ``address``. Text that is no address may mean any of them (gc §7.9)."""
         return str(address) in self.ips or any(_same(text, address) for text in self.ips)
@@ -133,6 +138,14 @@ class Pod:
     def has_secondary(self, address: Address) -> bool:
         """Tell whether ``address`` is, or may be, one on a further network (limit U17)."""
         return self.secondary is None or any(_same(text, address) for text in self.secondary)
+
+
+def _is_address(text: str) -> bool:
+    try:
+        parse_address(text)
+    except InvalidInput:
+        return False
+    return True
 
 
 def _same(text: str, address: Address) -> bool:

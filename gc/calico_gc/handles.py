@@ -103,16 +103,18 @@ def classify(
     """
     fold = _folded if rules.folded else _as_is
     known = {fold(handle): handle for handle in truth.referenced}
+    # Two that differ in case alone share one object there: what it has to count nobody can tell.
+    shared = {fold(handle) for handle in truth.referenced if known[fold(handle)] != handle}
     numbers = dict.fromkeys(CLASSES, 0)
     wrong: dict[str, Judged] = {}
-    present = {fold(handle) for handle in damaged}
+    present = {*shared, *(fold(handle) for handle in damaged)}
     for entry in entries:
         handle: Handle = entry.value
         if not handle.id:
             numbers[UNREADABLE] += 1
             continue
         name = known.get(fold(handle.id), handle.id)
-        judged = _judge(entry, name, truth, leaking)
+        judged = None if fold(handle.id) in shared and not handle.deleted else _judge(entry, name, truth, leaking)
         if not handle.deleted:
             present.add(fold(handle.id))
         if judged is None or _spared(handle.id, truth, rules):

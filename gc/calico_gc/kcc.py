@@ -124,7 +124,8 @@ def misread(environ: Mapping[str, str]) -> str:
 
 def unknown_controllers(environ: Mapping[str, str]) -> list[str]:
     """Return the items of ENABLED_CONTROLLERS that upstream does not know either; items are not trimmed."""
-    return [item for item in environ.get("ENABLED_CONTROLLERS", "").split(",") if item and item not in KNOWN]
+    text = environ.get("ENABLED_CONTROLLERS")
+    return [item for item in text.split(",") if item not in KNOWN] if text else []
 
 
 def status_of(spec: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
@@ -138,8 +139,9 @@ def status_of(spec: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, 
     running: dict[str, Any] = {
         "logSeverityScreen": (environ.get("LOG_LEVEL") or "info").capitalize(),
         "healthChecks": _switched(environ, "HEALTH_ENABLED") or str(spec.get("healthChecks") or "Enabled"),
-        "etcdV3CompactionPeriod": environ.get("COMPACTION_PERIOD")
-        or _period(spec.get("etcdV3CompactionPeriod"), "10m0s"),
+        "etcdV3CompactionPeriod": _period(
+            environ.get("COMPACTION_PERIOD") or spec.get("etcdV3CompactionPeriod"), "10m0s"
+        ),
         "controllers": _controllers(mapping(spec.get("controllers")), environ, etcd=etcd),
     }
     return {"runningConfig": running, "environmentVars": listed}
@@ -153,7 +155,8 @@ def _controllers(spec: Mapping[str, Any], environ: Mapping[str, str], *, etcd: b
         found["node"] = _node(mapping(spec.get("node")), environ, etcd=etcd)
     for name, field in PERIODIC.items():
         if name in enabled if enabled is not None else spec.get(field) is not None:
-            found[field] = {"reconcilerPeriod": _period(mapping(spec.get(field)).get("reconcilerPeriod"), PERIOD)}
+            stored = mapping(spec.get(field)).get("reconcilerPeriod")
+            found[field] = {"reconcilerPeriod": _period(environ.get("RECONCILER_PERIOD") or stored, PERIOD)}
     if "loadbalancer" in enabled if enabled is not None else spec.get("loadBalancer") is not None:
         found["loadBalancer"] = {"assignIPs": mapping(spec.get("loadBalancer")).get("assignIPs") or "AllServices"}
     migrator = mapping(spec.get("migration")).get("policyNameMigrator") or "Enabled"

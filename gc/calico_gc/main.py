@@ -214,6 +214,11 @@ def _check_controllers(environ: Mapping[str, str]) -> None:
             "ENABLED_CONTROLLERS does not name 'node', which is all that this program does",
             hint="Add it, or let upstream's kube-controllers run the others.",
         )
+    if "flannelmigration" in named:
+        raise InvalidInput(
+            "ENABLED_CONTROLLERS names 'flannelmigration' beside others, and it has to be alone",
+            hint="Let upstream's kube-controllers migrate first.",
+        )
     others = [item for item in named if item != "node"]
     if others:
         log.warning("these controllers are not part of this program and are left out: %s", ", ".join(others))

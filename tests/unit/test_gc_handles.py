@@ -146,6 +146,17 @@ def test_names_on_kubernetes_are_compared_in_lower_case() -> None:
     assert {judged.kind for judged in wrong.values()} == {"orphan", "missing"}
 
 
+@pytest.mark.parametrize("stored", [(), ("net.abc",)])
+def test_two_names_of_one_object_are_left_alone(stored: tuple[str, ...]) -> None:
+    """On Kubernetes: what the object has to count nobody can tell."""
+    entries = [Entry(HandleKey(handle), Handle(handle, {CIDR: 2}), "1") for handle in stored]
+    block = block_of(world_of(), CIDR, "n1", {1: ("net.ABC", {}), 2: ("net.abc", {})})
+    wrong, _ = classify(entries, truth_of([block]), HandleRules(folded=True))
+    assert wrong == {}
+    wrong, _ = classify(entries, truth_of([block]), HandleRules())
+    assert wrong["net.ABC"].kind == "missing"
+
+
 def test_a_handle_that_may_be_in_an_unreadable_block_is_left_alone() -> None:
     entries = [Entry(HandleKey("h"), Handle("h", {CIDR: 1}), "1"), Entry(HandleKey("o"), Handle("o", {}), "1")]
     wrong, _ = classify(entries, truth_of([], {CIDR}), HandleRules())
@@ -447,6 +458,7 @@ def test_a_dry_run_removes_nothing() -> None:
     world.run(2000)
     assert has_handle(world, "orphan")
     assert world.controller.handles.results == {"orphan": "dry-run"}
+    assert world.controller.record.handle_actions == {("orphan", "dryrun"): 1}
 
 
 # --- one bad object --------------------------------------------------------------------------------------------------

@@ -93,7 +93,13 @@ def test_as_the_replacement_the_default_is_etcd_as_upstreams() -> None:
 
 @pytest.mark.parametrize(
     ("controllers", "text"),
-    [("node,bogus", "'bogus', which nobody knows"), ("node, policy", "' policy'"), ("policy", "does not name 'node'")],
+    [
+        ("node,bogus", "'bogus', which nobody knows"),
+        ("node, policy", "' policy'"),
+        ("node,", "names '', which nobody knows"),
+        ("policy", "does not name 'node'"),
+        ("node,flannelmigration", "has to be alone"),
+    ],
 )
 def test_controllers_are_checked_as_upstream_does(controllers: str, text: str) -> None:
     with pytest.raises(InvalidInput, match=text):

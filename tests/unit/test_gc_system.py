@@ -346,6 +346,15 @@ def test_addresses_on_further_networks(annotations: dict[str, str], keeps: bool)
     assert kept(world) is keeps
 
 
+@pytest.mark.parametrize("phase", ["Running", "Succeeded"])
+@pytest.mark.parametrize(("node", "ip"), [("", "192.168.0.9"), ("", "192.168.0.1"), ("n1", "no address")])
+def test_a_pod_that_makes_no_endpoint_keeps_its_address(node: str, ip: str, phase: str) -> None:
+    """gc §7.8: it has no node, or what it reports is no address; nobody can tell what it uses."""
+    world = alone(pod_attrs("n1", "p"))
+    running_pod(world, "p", node, ip, phase=phase)
+    assert kept(world)
+
+
 @pytest.mark.parametrize("asked", [False, True])
 def test_an_ended_pod_that_never_had_an_address(asked: bool) -> None:
     """Limit U15: told, and collected only when asked for."""
