@@ -22,7 +22,7 @@ Part = Generator[str, None, int]  # lines of a section, and how many problems it
 
 def lines(survey: Survey, *, show_all: bool, show_problems: bool, found: list[Finding] | None = None) -> Iterator[str]:
     """Yield the text of a check. ``found``: findings that were looked at twice; what is not among them is left out.
-    Raises InvalidInput where calicoctl gives up: a tunnel address that does not parse."""
+    Raises InvalidInput where calicoctl gives up: an address of a node or a workload that does not parse."""
     show_problems = show_problems or show_all
     yield from _blocks(survey, show_all=show_all)
     yield from _pools(survey)
@@ -96,6 +96,10 @@ def _users(survey: Survey, *, show_all: bool) -> Iterator[str]:
     yield survey.services_skipped or f"Found {survey.services} service load balancer(s)."
     yield ""
     yield "Loading all workload endpoints."
+    for endpoint, value in survey.bad_networks:
+        raise InvalidInput(
+            f"failed to parse IP ({value}) of workload {endpoint}: invalid CIDR address: {value}", subject=endpoint
+        )
     yield from belonging("workload")
     yield f"Found {survey.counts['workloads']} workload IPs."
     yield f"Workloads and nodes are using {len(survey.users)} IPs."

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from calico_ipam.ctl.commands import Mirrored
@@ -10,6 +12,9 @@ from calico_ipam.ctl.options import yes_option
 from calico_ipam.ctl.output import document, say
 from calico_ipam.ctl.session import Session, common_options, confirm, pass_session
 from calico_ipam.errors import IPAMError
+
+if TYPE_CHECKING:
+    from calico_ipam.model.resource import Resource
 
 
 @click.command(cls=Mirrored)
@@ -104,6 +109,28 @@ def owner_name() -> str:
     except (OSError, KeyError):
         user = "unknown"
     return f"{user}@{socket.gethostname()}"
+
+
+def cluster_when_locked(session: Session, purpose: str) -> Resource:
+    """Return what the cluster says about itself. Raises Told unless it says that the datastore is locked; ``purpose``
+    completes the sentence."""
+    from calico_ipam.engine.survey import CLUSTER
+    from calico_ipam.errors import NotFound
+
+    try:
+        cluster: Resource = session.store.get(CLUSTER).value
+    except NotFound as error:
+        reason = f"error retrieving ClusterInformation: {error}"
+        raise Told(
+            f"error while checking if datastore was locked: {reason}",
+            hint="The datastore is not initialised: 'ipamctl datastore migrate lock' does that, and locks it.",
+        ) from None
+    if cluster.spec.get("datastoreReady") is not False:
+        raise Told(
+            f"datastore is not locked. Run the `calicoctl datastore migrate lock` command in order {purpose}",
+            hint="'ipamctl datastore migrate lock' locks it; afterwards 'ipamctl datastore migrate unlock'.",
+        )
+    return cluster
 
 
 def is_kubernetes(session: Session) -> bool:

@@ -9,6 +9,7 @@ import click
 
 from calico_ipam.ctl.commands import Mirrored
 from calico_ipam.ctl.failures import Told
+from calico_ipam.ctl.locking import cluster_when_locked
 from calico_ipam.ctl.output import say
 from calico_ipam.ctl.session import Session, common_options, pass_session
 from calico_ipam.errors import AlreadyExists, InvalidInput, IPAMError, NotSupported
@@ -26,21 +27,15 @@ def export(session: Session, /) -> None:
     from calico_ipam.ctl import formats
     from calico_ipam.ctl.version import check_version
     from calico_ipam.engine import migration
-    from calico_ipam.engine.survey import CLUSTER
 
     check_version(session, writes=False)
+    engine = session.engine
+    cluster = cluster_when_locked(session, "to begin migration")
     kind_of_store = session.settings.datastore_type
     if kind_of_store == "kubernetes":
         raise Told(
             f"invalid datastore type: {kind_of_store} to export from for datastore migration. "
             "Datastore type must be etcdv3"
-        )
-    engine = session.engine
-    cluster = engine.store.get(CLUSTER)
-    if cluster.value.spec.get("datastoreReady") is not False:
-        raise Told(
-            "datastore is not locked. Run the `calicoctl datastore migrate lock` command in order to begin migration",
-            hint="'ipamctl datastore migrate lock' locks it.",
         )
     for kind in migration.KINDS:
         resources, revision = migration.exported(engine, kind)
@@ -49,7 +44,7 @@ def export(session: Session, /) -> None:
         content["items"] = [_exported(each) for each in resources]
         click.echo(formats.as_yaml(content) + "---")
     click.echo(migration.SEPARATOR)
-    click.echo(formats.as_json(formats.document(cluster.value)))
+    click.echo(formats.as_json(formats.document(cluster)))
     click.echo(migration.SEPARATOR)
     click.echo(formats.as_json(migration.ipam_data(engine, migration.node_names(engine))))
 

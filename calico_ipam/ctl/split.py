@@ -8,6 +8,7 @@ from calico_ipam.ctl.commands import Mirrored
 from calico_ipam.ctl.completion import live_names
 from calico_ipam.ctl.failures import Told
 from calico_ipam.ctl.flags import whole_number
+from calico_ipam.ctl.locking import cluster_when_locked
 from calico_ipam.ctl.options import dry_run_option, yes_option
 from calico_ipam.ctl.output import say
 from calico_ipam.ctl.session import Session, common_options, confirm, pass_session
@@ -32,7 +33,6 @@ def split(
     """
     from calico_ipam.ctl.version import check_version
     from calico_ipam.engine import split as engine
-    from calico_ipam.engine.survey import CLUSTER
     from calico_ipam.errors import IPAMError, NotFound
 
     if len(number) != 1:
@@ -44,11 +44,7 @@ def split(
             "no name or CIDR provided. Provide a name or CIDR to denote the IP pool to split",
             hint="'ipamctl pool list' shows the pools.",
         )
-    if session.store.get(CLUSTER).value.spec.get("datastoreReady") is not False:
-        raise Told(
-            "datastore is not locked. Run the `calicoctl datastore migrate lock` command in order split the IP pools",
-            hint="'ipamctl datastore migrate lock' locks it; afterwards 'ipamctl datastore migrate unlock'.",
-        )
+    cluster_when_locked(session, "split the IP pools")
     try:
         wanted = engine.plan(session.engine, parts, name=name or "", cidr=cidr or "")
     except NotFound as error:

@@ -33,6 +33,14 @@ KINDS = (
 )
 SEPARATOR = "==="
 
+#: kinds whose resources may be about one node, and be named for it
+_OF_NODES = ("BGPConfiguration", "FelixConfiguration")
+#: fields of a FelixConfiguration that were written in capitals once
+_ACTIONS = (
+    *("defaultEndpointToHostAction", "iptablesFilterAllowAction"),
+    *("iptablesMangleAllowAction", "iptablesFilterDenyAction"),
+)
+
 
 # --- export --------------------------------------------------------------------------------------------------
 
@@ -46,9 +54,12 @@ def node_names(engine: Engine) -> dict[str, str]:
 
 
 def _kubernetes_name(node: Resource) -> str:
+    name = ""
     for reference in node.spec.get("orchRefs") or ():
-        if mapping(reference).get("orchestrator") == "k8s" and mapping(reference).get("nodeName"):
-            return str(mapping(reference)["nodeName"])
+        if mapping(reference).get("orchestrator") == "k8s":  # of several the last counts
+            name = str(mapping(reference).get("nodeName") or "")
+    if name:
+        return name
     raise RefusedError(
         f"unable to process metadata for export for Node resource: node {node.name} missing a 'k8s' orchestrator "
         "reference. Unable to export data unless every node has a 'k8s' orchestrator reference",
@@ -64,14 +75,27 @@ def exported(engine: Engine, kind: str) -> tuple[list[Resource], str]:
     if kind == "Tier":
         resources.sort(key=lambda each: (each.spec.get("order") is None, each.spec.get("order") or 0, each.name))
     if kind == NODE:
-        resources = [_renamed_node(each) for each in resources]
+        resources = [_renamed(each, _kubernetes_name(each)) for each in resources]
+    elif kind in _OF_NODES:
+        names = node_names(engine)
+        resources = [_named_for_node(each, names) for each in resources]
+    elif kind == "NetworkPolicy":  # Kubernetes' own are there already
+        resources = [each for each in resources if not each.name.startswith("knp.default.")]
     return resources, listing.revision
 
 
-def _renamed_node(node: Resource) -> Resource:
-    name = _kubernetes_name(node)
-    metadata = {**node.metadata, "name": name}
-    return Resource(node.kind, name, {**node.document, "metadata": metadata})
+def _renamed(resource: Resource, name: str) -> Resource:
+    metadata = {**resource.metadata, "name": name}
+    return Resource(resource.kind, name, {**resource.document, "metadata": metadata}, resource.namespace)
+
+
+def _named_for_node(resource: Resource, names: Mapping[str, str]) -> Resource:
+    """Return the settings of one node under the node's name in Kubernetes, and Felix's actions as the API has them."""
+    node = resource.name.removeprefix("node.")
+    if node != resource.name and node in names:
+        resource = _renamed(resource, f"node.{names[node]}")
+    actions = {field: str(resource.spec[field]).capitalize() for field in _ACTIONS if resource.spec.get(field)}
+    return resource.with_spec({**resource.spec, **actions}) if actions else resource
 
 
 def ipam_data(engine: Engine, names: Mapping[str, str]) -> dict[str, Any]:
