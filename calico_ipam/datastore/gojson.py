@@ -41,20 +41,6 @@ _ENCODER = JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=Fals
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _REPLACEMENT = "\ufffd"
 
-#: what Python says where Go says what; positions are the same
-_SYNTAX = {
-    "Expecting value": "looking for beginning of value",
-    "Extra data": "after top-level value",
-    "Expecting property name enclosed in double quotes": "looking for beginning of object key string",
-    "Illegal trailing comma before end of object": "looking for beginning of object key string",
-    "Illegal trailing comma before end of array": "looking for beginning of value",
-    "Expecting ':' delimiter": "after object key",
-    "Expecting ',' delimiter": "after object key:value pair or array element",
-    "Invalid control character at": "in string literal",
-    "Invalid \\escape": "in string escape code",
-    "Invalid \\uXXXX escape": "in \\u hexadecimal character escape",
-}
-
 
 def parse(text: str) -> Any:
     """Return the value that ``text`` holds. Raises BadDocument."""
@@ -75,7 +61,9 @@ def _decoded(text: str) -> Any:
     try:
         return _DECODER.decode(text)
     except JSONDecodeError as error:
-        raise BadDocument(_syntax_text(text, error)) from None
+        from calico_ipam.datastore.gosyntax import syntax_error  # only a damaged document needs it
+
+        raise BadDocument(syntax_error(text) or error.msg) from None
     except RecursionError:
         raise BadDocument("exceeded max depth") from None
     except ValueError as error:  # a number of more digits than the interpreter converts
@@ -95,15 +83,6 @@ def _check_depth(value: Any) -> None:
         if not level:
             return
     raise BadDocument("exceeded max depth")
-
-
-def _syntax_text(text: str, error: JSONDecodeError) -> str:
-    rest = text[error.pos :]
-    if not rest.strip() or error.msg.startswith("Unterminated string"):
-        return "unexpected end of JSON input"
-    where = next((told for said, told in _SYNTAX.items() if error.msg.startswith(said)), error.msg)
-    shown = "'\\''" if rest[0] == "'" else f"'{rest[0]}'"
-    return f"invalid character {shown} {where}"
 
 
 def without_surrogates(value: Any) -> Any:

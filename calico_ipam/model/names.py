@@ -24,6 +24,7 @@ _DASHED = str.maketrans("./:", "---")
 _DNS_LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _DNS_SUBDOMAIN = re.compile(rf"{_DNS_LABEL}(\.{_DNS_LABEL})*")
 _HEX = re.compile(r"[0-9a-fA-F]{32}")
+_URN = "urn:uuid:"
 
 
 def cidr_name(cidr: Network) -> str:
@@ -134,16 +135,20 @@ def convert_uid(uid: str) -> str:
 
 
 def _uuid_bytes(uid: str) -> bytes:
-    """Return the 16 bytes of a UUID: plain, with dashes, in braces or as a URN."""
-    text = uid
-    if len(uid) == 45 and uid[:9].lower() == "urn:uuid:":
-        text = uid[9:]
-    elif len(uid) == 38 and uid[0] == "{" and uid[-1] == "}":
+    """Return the 16 bytes of a UUID: plain, with dashes, between any two characters (braces, as a rule) or as a URN."""
+    length = len(uid.encode("utf-8", "surrogatepass"))
+    text, why = uid, ""
+    if length == 36 + len(_URN):
+        text = uid[len(_URN) :]
+        why = "" if uid[: len(_URN)].lower() == _URN else f'invalid urn prefix: "{uid[: len(_URN)]}"'
+    elif length == 38:
         text = uid[1:-1]
-    elif len(uid) not in (32, 36):
-        raise InvalidInput(f"failed to parse UID for resource: invalid UUID length: {len(uid)}", subject=uid)
+    elif length not in (32, 36):
+        why = f"invalid UUID length: {length}"
     if len(text) == 36 and all(text[place] == "-" for place in (8, 13, 18, 23)):
         text = text[:8] + text[9:13] + text[14:18] + text[19:23] + text[24:]
-    if not _HEX.fullmatch(text):
-        raise InvalidInput("failed to parse UID for resource: invalid UUID format", subject=uid)
+    if not why and not _HEX.fullmatch(text):
+        why = "invalid UUID format"
+    if why:
+        raise InvalidInput(f"failed to parse UID for resource: {why}", subject=uid)
     return bytes.fromhex(text)

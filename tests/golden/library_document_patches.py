@@ -115,7 +115,7 @@ def _broken_bound(moment: Moment) -> str | None:
 
 
 def out_of_bounds(moment: Moment, ours: State) -> bool:
-    return _broken_bound(moment) is not None
+    return _broken_bound(moment) is not None and ours.get(CONFIG) != moment.after.get(CONFIG)
 
 
 def refuse_settings(moment: Moment, expected: Expectation, ours: State) -> None:

@@ -69,7 +69,7 @@ class KubeBench:
         return state_of(item for several in self._all().values() for item in several)
 
     def violations(self) -> Counter[str]:
-        from tests.golden.library_backends import COUNTS
+        from tests.golden.library_backends import weighed
 
         found, damaged = [], []
         for plural, kind in _KINDS.items():
@@ -79,10 +79,7 @@ class KubeBench:
                     damaged.append(f"{entry.path}: cannot be read: {entry.reason}")
                 elif not marked_deleted(entry) and isinstance(entry.key, BlockKey | AffinityKey | HandleKey):
                     found.append(entry)
-        return Counter(
-            COUNTS.sub(lambda m: f"{m[2]}, {int(m[1]) - int(m[3])} too many", sentence)
-            for sentence in [*damaged, *check_store(found)]
-        )
+        return weighed([*damaged, *check_store(found)])
 
     def _all(self) -> dict[str, list[dict[str, Any]]]:
         """Return everything that is stored, by plural; asked for again only after a write."""

@@ -136,6 +136,7 @@ def test_uid(real: str, shown: str) -> None:
     assert convert_uid(real) == shown
     assert convert_uid(shown) == real
     assert convert_uid(f"urn:uuid:{real.upper()}") == convert_uid(f"{{{real}}}") == shown
+    assert convert_uid(f"({real})") == shown  # what stands around it is not looked at
 
 
 def test_random_uids_come_back_and_keep_their_version() -> None:
@@ -153,6 +154,9 @@ def test_random_uids_come_back_and_keep_their_version() -> None:
         ("g0316465-6365-4463-ad63-3564622d3638", "invalid UUID format"),
         ("303164656-365-4463-ad63-3564622d3638", "invalid UUID format"),
         ("+" + "0" * 31, "invalid UUID format"),
+        ("é" * 18, "invalid UUID format"),
+        ("xrn:uuid:5d1a1b5e-0f0c-4d4e-9a11-2233445566aa", 'invalid urn prefix: "xrn:uuid:"'),
+        ("{5d1a1b5e-0f0c-4d4e-9a11-2233445566aa", "invalid UUID length: 37"),
     ],
 )
 def test_what_is_no_uid(uid: str, reason: str) -> None:
