@@ -169,8 +169,9 @@ def kernel() -> tuple[set[str], set[str]]:
         listed = json.loads(
             subprocess.check_output(["ip", "-json", family, "route", "show", "table", "all"], text=True)
         )
-        # A route of an address that came or went by itself is not the plugins': multicast and link-local ones.
-        routes |= {f"{r['dst']} dev {r.get('dev')}" for r in listed if r.get("type", "unicast") == "unicast"}
+        # Multicast and link-local routes are the kernel's: they come by themselves, a moment after their link.
+        plain = (r for r in listed if r.get("type", "unicast") == "unicast" and not r["dst"].startswith("fe80:"))
+        routes |= {f"{r['dst']} dev {r.get('dev')}" for r in plain}
     return {link["ifname"] for link in links}, routes
 
 
