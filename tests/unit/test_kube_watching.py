@@ -77,6 +77,13 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(watching, name, 0.01)
 
 
+def test_an_event_of_an_unknown_type_is_an_error_and_not_a_change(quick: None) -> None:
+    gossip = answering(200, lines(("GOSSIP", handle("a", "6"))))
+    behaviour = in_turn(gossip, open_ended(("ADDED", handle("b", "7"))))
+    with BadApi(behaviour) as bad, KubernetesStore(bad.settings()) as store:
+        assert told(soon(store, "5"), 1) == [("added", "IPAMHandleKey(id=b)", "7")]
+
+
 # --- its end ------------------------------------------------------------------------------------------------
 
 

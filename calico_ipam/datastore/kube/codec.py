@@ -283,26 +283,44 @@ def _config_spec(config: IPAMConfig) -> dict[str, Any]:
 
 
 def _resource_metadata(metadata: dict[str, Any], resource: Resource, group: Group) -> None:
-    """Put a resource's labels and annotations where the group keeps them."""
+    """Put a resource's labels and annotations where the group keeps them.
+
+    In the v1 group all are in Calico's own annotation, and those whose keys say so on the object too. What somebody
+    else put on the object stays there (datastore §14.12). What is not given any more goes, unless Calico never knew of
+    it; of an object without that annotation the labels are Calico's.
+    """
     given = resource.metadata
-    labels = {str(k): v for k, v in mapping(given.get("labels")).items()}
-    annotations = {str(k): v for k, v in mapping(given.get("annotations")).items()}
+    labels = {str(k): str(v) for k, v in mapping(given.get("labels")).items()}
+    annotations = {str(k): str(v) for k, v in mapping(given.get("annotations")).items()}
     if group.v3:
         for field, items in (("labels", labels), ("annotations", annotations)):
             if items:
                 metadata[field] = items
+            else:
+                metadata.pop(field, None)
         return
+    note = mapping(metadata.get("annotations")).get(METADATA)
+    before = {"labels": metadata.get("labels")} if note is None else _calico_metadata(note)
     calico: dict[str, Any] = {}
     if given.get("creationTimestamp"):
         calico["creationTimestamp"] = given["creationTimestamp"]
-    if labels:
-        calico["labels"] = sorted_map(labels)
-    if annotations:
-        calico["annotations"] = sorted_map(annotations)
-    owned = {k: v for k, v in labels.items() if any(mark in k for mark in OWNED_KEYS)}
-    kept = {k: v for k, v in annotations.items() if any(mark in k for mark in OWNED_KEYS)}
-    foreign = {k: v for k, v in mapping(metadata.get("labels")).items() if k not in labels}
-    if owned or foreign:
-        metadata["labels"] = {**foreign, **owned}
-    before = {k: v for k, v in mapping(metadata.get("annotations")).items() if k not in annotations}
-    metadata["annotations"] = {**before, **kept, METADATA: serialise(calico)}
+    for field, items in (("labels", labels), ("annotations", annotations)):
+        if items:
+            calico[field] = sorted_map(items)
+        there, known = mapping(metadata.get(field)), mapping(before.get(field))
+        kept = {k: items.get(k, v) for k, v in there.items() if k in items or not (k in known or _owned(k))}
+        metadata[field] = kept | {k: v for k, v in items.items() if _owned(k)}
+        if not metadata[field]:
+            del metadata[field]
+    metadata["annotations"] = {**metadata.get("annotations", {}), METADATA: serialise(calico)}
+
+
+def _owned(key: str) -> bool:
+    return any(mark in key for mark in OWNED_KEYS)
+
+
+def _calico_metadata(text: Any) -> Mapping[str, Any]:
+    try:
+        return mapping(json.loads(text or "{}"))
+    except (ValueError, TypeError):
+        return {}

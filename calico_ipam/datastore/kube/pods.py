@@ -105,10 +105,13 @@ def addresses_of(pod: Mapping[str, Any]) -> list[str]:
     found = []
     for text in _address_texts(pod):
         try:
-            address = parse_network(text).network_address if "/" in text else parse_address(text)
+            if "/" in text:
+                found.append(str(parse_network(text)))
+            else:
+                address = parse_address(text)
+                found.append(f"{address}/{32 if address.version == 4 else 128}")
         except InvalidInput:
             raise BadDocument(f"failed to parse IP: {text!r}") from None
-        found.append(f"{address}/{32 if address.version == 4 else 128}")
     return found
 
 

@@ -38,6 +38,8 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
 RESYNC, POLL = 0.5, 5.0
 #: so many errors without progress, and everything is listed again
 MOST_ERRORS = 5
+#: what a server tells beside errors
+KINDS = frozenset({"ADDED", "MODIFIED", "DELETED", "BOOKMARK"})
 #: seconds without an answer after which the watch fails
 OUTAGE = 600.0
 
@@ -211,6 +213,8 @@ class Watch(Iterator[Event]):
             if history_gone(document):
                 raise Expired(text)
             raise StoreError(f"the watch of {self._scope} failed: {text}")
+        if kind not in KINDS:
+            raise StoreError(f"the watch of {self._scope} tells of an event of the unknown type {kind!r}")
         self._pause, self._errors, self._contact = 0.0, 0, time.monotonic()
         self._revision = meta(document, "resourceVersion") or self._revision
         if kind == "BOOKMARK":
