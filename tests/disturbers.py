@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import threading
 import time
@@ -68,10 +69,20 @@ def noise(node: Node, pairs: int) -> Iterator[None]:
         process.wait()
 
 
-def descriptors() -> int:
+@contextmanager
+def nothing_kept() -> Iterator[None]:
+    """Fail when what is done inside leaves a descriptor open or a child running."""
+    gc.collect()  # what earlier tests left goes now, not meanwhile
+    descriptors, children = _descriptors(), _children()
+    yield
+    assert _descriptors() <= descriptors, "a descriptor is still open"
+    assert _children() <= children, "a child is still running"
+
+
+def _descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-def children() -> set[str]:
+def _children() -> set[str]:
     tasks = Path("/proc/self/task").iterdir()
     return {child for task in tasks for child in (task / "children").read_text().split()}
