@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+import click
+
+from calico_ipam.ctl.main import cli
 from tests.golden.cli_replay import Result, Step, differences, wanted_address
 
 
@@ -91,7 +94,36 @@ def nothing_changed(_step: Step, result: Result) -> bool:
     return result.exit_code == 1 and not result.changed and bool(result.stderr)
 
 
+def unknown_command(step: Step) -> str:
+    """Return what stands where a command of a group should; empty when it is one, or help is asked for."""
+    words = [word for word in step.argv if not word.startswith("-")]
+    if len(words) != len(step.argv):
+        return ""
+    known: click.Command | None = cli
+    for word in words:
+        if not isinstance(known, click.Group):
+            return ""
+        known = known.get_command(click.Context(known), word)
+        if known is None:
+            return "" if word == "help" else word
+    return ""
+
+
+def outside_limits(step: Step) -> bool:
+    """A setting is given that is outside the limits of the schema."""
+    limits = {"--max-blocks-per-host": (0, 1000000), "--ip-cooldown-seconds": (-(2**63), 1200)}
+    words = [part for word in step.argv for part in word.split("=", 1)]
+    given = {name: words[words.index(name) + 1] for name in limits if name in words[:-1]}
+    return any(
+        bool(re.fullmatch(r"[+-]?\d+", text)) and not limits[name][0] <= int(text) <= limits[name][1]
+        for name, text in given.items()
+    )
+
+
 def with_holder(step: Step, result: Result) -> bool:
+    """The holder is shown first; one that lives keeps its address."""
+    if result.exit_code == 1 and " is in use by " in result.stderr:
+        return not result.changed
     return (result.stdout, result.exit_code) == (step.stdout, 0) and result.stderr.startswith(
         f"IP {wanted_address(step.argv)} is in use\n"
     )

@@ -83,7 +83,7 @@ def replay(case: Any, bench: Bench, voice: str, folder: Path, record_property: A
             wrong.append("\n".join([f"{step.where}: not what ours should do under {exception.limit!r}", *found]))
             break
         record_property("excepted", f"{exception.limit}")
-        if exception.restores:
+        if exception.restores(result):
             bench.restore(step.before, step.recorded.get("datastore_changed") or {})
     assert not wrong, "\n\n".join(wrong)
 

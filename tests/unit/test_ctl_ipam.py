@@ -288,6 +288,16 @@ def test_what_lives_keeps_its_address(world: Cluster, ctl: Ctl) -> None:
     assert "warning: workload endpoint ns/e1 still has it" in forced.stderr
 
 
+def test_scripts_for_calicoctl_release_as_it_does(world: Cluster, ctl: Ctl) -> None:
+    """cli §5.1: by address alone, whoever uses it."""
+    assign(world, "10.0.0.1")
+    value = Resource.new(WORKLOAD_ENDPOINT, "e1", {"ipNetworks": ["10.0.0.1/32"]}, namespace="ns")
+    world.store.inner.commit(Create(ResourceKey(WORKLOAD_ENDPOINT, "e1", "ns"), value))
+    released = ctl("--compat", "ipam", "release", "--ip", "10.0.0.1")
+    assert (released.exit_code, released.stdout) == (0, "Successfully released IP address 10.0.0.1\n")
+    assert released.stderr == ""
+
+
 def test_cooling_addresses_cannot_be_released(world: Cluster, ctl: Ctl) -> None:
     world.configure(cooldown_seconds=600)
     assign(world, "10.0.0.1")
