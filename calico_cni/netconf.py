@@ -96,7 +96,6 @@ class NetConf:
     ip_addrs_no_ipam: bool
     floating_ips: bool
     allow_ip_forwarding: bool
-    dataplane_type: str
     dataplane_options: Mapping[str, Any]
     include_default_routes: bool
     nat_outgoing: bool  #: masquerade what leaves the pools, on a host without Felix
@@ -156,7 +155,6 @@ def load(document: Mapping[str, Any]) -> NetConf:
         ip_addrs_no_ipam=found["feature_control"]["ip_addrs_no_ipam"],
         floating_ips=found["feature_control"]["floating_ips"],
         allow_ip_forwarding=found["container_settings"]["allow_ip_forwarding"],
-        dataplane_type=_option(options, "type"),
         dataplane_options=options,
         include_default_routes=found["include_default_routes"],
         nat_outgoing=found["nat_outgoing"],
@@ -188,11 +186,6 @@ def _ineffective(found: Mapping[str, Any]) -> tuple[str, ...]:
     return (*old, *credentials)
 
 
-def _option(options: Mapping[str, Any], key: str) -> str:
-    value = options.get(key)
-    return "" if value is None else str(value)
-
-
 def _log(found: Mapping[str, Any]) -> LogConf:
     defaults = LogConf()
     return LogConf(
@@ -210,14 +203,21 @@ def wanted_addresses(document: Mapping[str, Any]) -> tuple[Address, ...]:
     Conventions of CNI that upstream ignores (§15.12). Raises CNIError for one that is no address, and for two of one
     family.
     """
-    runtime = document.get("runtimeConfig")
-    arguments = document.get("args")
-    inner = arguments.get("cni") if isinstance(arguments, Mapping) else None
-    for source, where in ((runtime, "runtimeConfig.ips"), (inner, "args.cni.ips")):
-        texts = source.get("ips") if isinstance(source, Mapping) else None
+    runtime = _field(_field(document, "runtimeConfig"), "ips")
+    arguments = _field(_field(_field(document, "args"), "cni"), "ips")
+    for texts, where in ((runtime, "runtimeConfig.ips"), (arguments, "args.cni.ips")):
         if texts:
             return _addresses(texts, where)
     return ()
+
+
+def _field(owner: Any, name: str) -> Any:
+    """Return a field of an object, whatever the case of its key, or None; of several the last one counts."""
+    found = None
+    for key, value in owner.items() if isinstance(owner, Mapping) else ():
+        if key.lower() == name.lower() and value is not None:
+            found = value
+    return found
 
 
 def _addresses(texts: Any, where: str) -> tuple[Address, ...]:

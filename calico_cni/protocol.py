@@ -44,6 +44,7 @@ SINCE: Mapping[str, tuple[int, int, int]] = {CHECK: (0, 4, 0), GC: (1, 1, 0), ST
 
 _NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.\-]*")
 _LONGEST_INTERFACE_NAME = 15
+_LONGEST_NUMBER = 18  # digits that surely fit into an int of Go
 _UNDECODED = re.compile("[\udc80-\udcff]")  # bytes of the environment that are no UTF-8
 # Go's unicode.IsSpace; str.isspace() would also take the separators U+001C to U+001F.
 _SPACES = frozenset("\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000") | {chr(c) for c in range(0x2000, 0x200B)}
@@ -212,6 +213,12 @@ def parse_version(text: str) -> tuple[int, int, int]:
             quoted = go_quote(part)
             raise CNIError(
                 f"failed to convert {label} version part {quoted}: strconv.Atoi: parsing {quoted}: invalid syntax",
+                code=UNDECODABLE,
+            )
+        if len(part.lstrip("+-0")) > _LONGEST_NUMBER:
+            quoted = go_quote(part)
+            raise CNIError(
+                f"failed to convert {label} version part {quoted}: strconv.Atoi: parsing {quoted}: value out of range",
                 code=UNDECODABLE,
             )
         numbers[index] = int(part)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from ipaddress import IPv4Interface, IPv6Interface, ip_interface
@@ -12,6 +13,8 @@ from calico_cni.errors import CNIError
 from calico_cni.protocol import go_quote
 
 Interface = IPv4Interface | IPv6Interface
+
+_CIDR = re.compile(r"[0-9a-fA-F.:]+/[0-9]{1,3}", re.ASCII)
 
 #: Versions that share one shape.
 OLDEST = ("0.1.0", "0.2.0")
@@ -266,10 +269,14 @@ def _cidr(value: Any) -> str:
 
 
 def _interface(value: Any) -> Interface:
+    """Return an address with its length; netmasks and zones, which Python would take, are none to the runtimes."""
     text = _text(value)
-    if "/" not in text:
-        raise ValueError(f"invalid CIDR address: {text or '<nil>'}")
-    return ip_interface(text)
+    try:
+        if _CIDR.fullmatch(text):
+            return ip_interface(text)
+    except ValueError:
+        pass
+    raise ValueError(f"invalid CIDR address: {text or '<nil>'}")
 
 
 def _family(cidr: str) -> int:

@@ -117,10 +117,13 @@ def fetch(url: str, timeout: float) -> int:
     """Return the HTTP status of a GET. Raises OSError when there is no answer within ``timeout`` seconds."""
     from http.client import HTTPException
     from urllib.error import HTTPError
+    from urllib.parse import quote
     from urllib.request import Request, urlopen
 
+    # Blanks and letters beyond ASCII are sent escaped, as the runtimes' language does; Python would refuse them.
+    escaped = quote(url, safe="%/:?#[]@!$&'()*+,;=~")
     try:
-        with urlopen(Request(url, method="GET"), timeout=timeout) as answer:  # noqa: S310  # the user's own URL
+        with urlopen(Request(escaped, method="GET"), timeout=timeout) as answer:  # noqa: S310  # the user's own URL
             return int(answer.status)
     except HTTPError as error:
         return error.code

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from calico_cni.context import Answer, Call
 from calico_cni.dataplane.api import HostLink, LinkRequest, Peer
@@ -14,7 +15,7 @@ from calico_cni.plugin.annotations import Wishes, wishes
 from calico_cni.plugin.connecting import DEFAULT_ROUTES, connected, link_request, single
 from calico_cni.plugin.endpoint import check_names, container_of
 from calico_cni.plugin.outbound import masquerade_pools
-from calico_cni.plugin.pod_addresses import AddressSource, Offer
+from calico_cni.plugin.pod_addresses import AddressSource, Offer, with_node_ranges
 from calico_cni.plugin.pod_records import PodRecord, Wired
 from calico_cni.plugin.pods import Pod, find_endpoint, read_pod
 from calico_cni.plugin.policy_wait import check_timeout, wait_for_policy
@@ -80,7 +81,8 @@ def _plan(wiring: Wiring, store: Datastore) -> _Plan:
     follows_pods = call.conf.policy_type == KUBERNETES
     cluster = call.cluster(store)
     found = find_endpoint(call, store, cluster, identity, wiring.host_name)
-    routes = _container_routes(call)
+    configured = with_node_ranges(call, cluster, identity)
+    routes = _container_routes(call, configured)
     pod = read_pod(call, cluster, identity) if follows_pods else Pod()
     asked = wishes(call.conf, pod.annotations, pod.namespace_annotations)
     record = PodRecord(call, store, cluster, identity, pod, found)
@@ -88,7 +90,7 @@ def _plan(wiring: Wiring, store: Datastore) -> _Plan:
         check_names(record.name, identity.container_id, record.profiles)
     link = wiring.dataplane.host_link(wiring.host_name, call.request.netns)
     may_replace = may_replace_link(link, found, identity)
-    source = AddressSource.of(call, store, cluster, identity, asked, found)
+    source = AddressSource.of(call, store, cluster, identity, asked, found, configured)
     return _Plan(source, record, asked, routes, may_replace)
 
 
@@ -129,9 +131,9 @@ def may_replace_link(link: HostLink | None, found: Entry | None, identity: Ident
     )
 
 
-def _container_routes(call: Call) -> Sequence[Network]:
+def _container_routes(call: Call, configured: Mapping[str, Any]) -> Sequence[Network]:
     """Return the routes inside the sandbox: host-local's own, or the two defaults, or both (§6.2 b)."""
-    own = podcidr.routes(call.conf.document) if call.conf.ipam.type == HOST_LOCAL else []
+    own = podcidr.routes(configured) if call.conf.ipam.type == HOST_LOCAL else []
     if not own:
         return DEFAULT_ROUTES
     return [*(DEFAULT_ROUTES if call.conf.include_default_routes else ()), *own]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from calico_cni import gojson
 from calico_cni.context import Call
 from calico_cni.dataplane.api import ContainerLink, Dataplane, DataplaneError, HostLink, Peer
 from calico_cni.errors import CNIError
@@ -19,12 +20,13 @@ DEVICE_TYPES = ("", "veth", "netkit")
 
 def dataplane_of(call: Call) -> Dataplane:
     """Return the dataplane that the configuration asks for. Raises CNIError for one that there is not."""
-    kind = call.conf.dataplane_type
-    if not kind:
+    kind = call.conf.dataplane_options.get("type")
+    if kind is None:
         return call.context.dataplane()
     if kind != "grpc":
         raise CNIError(
-            f"invalid dataplane type: {kind}", "Remove dataplane_options.type; the Linux dataplane is used then."
+            f"invalid dataplane type: {gojson.shown(kind)}",
+            "Remove dataplane_options.type; the Linux dataplane is used then.",
         )
     if not call.conf.dataplane_options.get("socket"):
         raise CNIError("GRPC dataplane socket not configured", "Set dataplane_options.socket.")

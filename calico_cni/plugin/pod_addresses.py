@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from ipaddress import ip_interface
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from calico_cni import timers
 from calico_cni.context import Call, Cluster
@@ -32,6 +32,19 @@ _NO_FAMILY = (
     "No family of addresses is asked for: look at assign_ipv4 and assign_ipv6 of the network configuration, and at the "
     "annotation cni.projectcalico.org/ipFamilies of pod and namespace."
 )
+
+
+def with_node_ranges(call: Call, cluster: Cluster, identity: Identity) -> Mapping[str, Any]:
+    """Return the configuration with the node's ranges where host-local asks for them (§6.2 a). Raises CNIError."""
+    if call.conf.ipam.type != HOST_LOCAL:
+        return call.conf.document
+    name = call.conf.kubernetes_node_name or identity.node
+
+    def node() -> Mapping[str, Any]:
+        reader = cluster.within(Deadline.after(timers.RECORDS))
+        return told(lambda: reader.node(name))
+
+    return podcidr.for_add(call.conf.document, node, name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,17 +75,10 @@ class AddressSource:
         identity: Identity,
         asked: Wishes,
         found: Entry | None,
+        document: Mapping[str, Any],
     ) -> AddressSource:
-        """Return the source, with the configuration for the IPAM plugin as it needs it. Raises CNIError."""
-        document = with_wishes(call.conf.document, asked)
-        if call.conf.ipam.type == HOST_LOCAL:
-            name = call.conf.kubernetes_node_name or identity.node
-
-            def node() -> dict[str, object]:
-                reader = cluster.within(Deadline.after(timers.RECORDS))
-                return dict(told(lambda: reader.node(name)))
-
-            document = podcidr.for_add(document, node, name)
+        """Return the source. ``document``: the configuration :func:`with_node_ranges`, to which wishes are added."""
+        document = with_wishes(document, asked)
         if asked.assigned:
             document = with_addresses(document, asked.assigned)
         # The IPAM plugin of ours need not ask again what this call knows of pod and namespace.

@@ -10,7 +10,7 @@ from calico_cni.identity import Identity
 from calico_cni.plugin import podcidr
 from calico_cni.plugin.annotations import wishes
 from calico_cni.plugin.endpoint import container_of
-from calico_cni.plugin.pod_addresses import AddressSource
+from calico_cni.plugin.pod_addresses import AddressSource, with_node_ranges
 from calico_cni.plugin.pods import Pod, find_endpoint, read_pod
 from calico_cni.plugin.wiring import host_interface
 from calico_cni.protocol import HOST_LOCAL
@@ -35,7 +35,8 @@ def check_pod(call: Call, store: Datastore, identity: Identity) -> PodCheck:
     pod = read_pod(call, cluster, identity) if call.conf.policy_type == KUBERNETES else Pod()
     asked = wishes(call.conf, pod.annotations, pod.namespace_annotations)
     if not asked.given:  # addresses that no IPAM knows have no handle to look for
-        source = AddressSource.of(call, store, cluster, identity, replace(asked, assigned=()), found)
+        configured = with_node_ranges(call, cluster, identity)
+        source = AddressSource.of(call, store, cluster, identity, replace(asked, assigned=()), found, configured)
         IPAMDelegate(source.call, store).check()
     own_routes = call.conf.ipam.type == HOST_LOCAL and bool(podcidr.routes(call.conf.document))
     default_routes = not own_routes or call.conf.include_default_routes

@@ -36,20 +36,30 @@ def check_ready(store: Datastore, patience: float) -> None:
 def pass_gates(call: Call) -> None:
     """Wait until every readiness gate answers; each is tried at once and then every few seconds (§15.9)."""
     for url in call.conf.readiness_gates:
-        if not _is_web_address(url):
+        wrong = _fault_of(url)
+        if wrong:
             raise CNIError(
-                f"invalid URL set for ReadinessGates:{url} Error:parse {go_quote(url)}: invalid URI for request",
+                f"invalid URL set for ReadinessGates:{url} Error:parse {go_quote(url)}: {wrong}",
                 "A readiness gate is an absolute http or https URL.",
             )
         _wait_for(call, url)
 
 
-def _is_web_address(url: str) -> bool:
+def _fault_of(url: str) -> str:
+    """Return why a text is no URL that can be asked; empty: it is one. What never can be is not waited for."""
+    if not url:
+        return "empty url"
+    if any(char < " " or char == "\x7f" for char in url):
+        return "net/url: invalid control character in URL"
     try:
         parts = urlsplit(url)
-    except ValueError:  # half of the brackets of an IPv6 address
-        return False
-    return parts.scheme in ("http", "https") and bool(parts.netloc)
+        parts.port  # noqa: B018  # raises for what is no port
+    except ValueError as error:  # half of the brackets of an IPv6 address, too
+        port = url.partition("//")[2].partition("/")[0].rpartition(":")[2]
+        return f'invalid port ":{port}" after host' if "ort" in str(error) else "invalid URI for request"
+    if " " in parts.netloc:
+        return 'invalid character " " in host name'
+    return "" if parts.scheme in ("http", "https") and parts.netloc else "invalid URI for request"
 
 
 def _wait_for(call: Call, url: str) -> None:

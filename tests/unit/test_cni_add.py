@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -13,10 +15,12 @@ import pytest
 from calico_cni.context import Finished
 from calico_cni.dataplane.api import DataplaneError
 from calico_cni.plugin.labels import sanitised
+from calico_cni.system import fetch
 from calico_ipam.datastore.api import Delete, Update
 from calico_ipam.errors import StoreUnavailable
 from calico_ipam.model.keys import Blocks, Key, ResourceKey, Scope
 from calico_ipam.model.resource import CLUSTER_INFORMATION, IP_POOL, PROFILE, WORKLOAD_ENDPOINT
+from tests.clock import LONG
 from tests.cni_bench import CONTAINER, HOST_NAME, NETNS, CNIBench, answer, failure, told
 from tests.fake_dataplane import FakeDataplane, Pair
 from tests.faulty import Fault, FaultyStore
@@ -178,6 +182,8 @@ def test_a_foreign_answer_that_cannot_be_read_gives_the_address_back(bench: CNIB
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("device type", {"device_type": "bogus"}, 'unknown device_type "bogus"'),
     ("dataplane", {"dataplane_options": {"type": "x"}}, "invalid dataplane type: x"),
+    ("dataplane of no name", {"dataplane_options": {"type": ""}}, "invalid dataplane type: "),
+    ("dataplane of another kind", {"dataplane_options": {"type": True}}, "invalid dataplane type: true"),
     ("grpc without socket", {"dataplane_options": {"type": "grpc"}}, "GRPC dataplane socket not configured"),
     ("feature", {"feature_control": {"ip_addrs_no_ipam": True}}, "not supported for this runtime: ip_addrs_no_ipam"),
     ("upper case container", {"container": "ABC"}, "error with field Metadata.Name = 'worker--1-cni-ABC-eth0'"),
@@ -186,6 +192,11 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("upper case network", {"name": "Net1"}, "Profiles[0] = 'Net1'"),
     ("gate", {"readiness_gates": ["bogus"]}, 'Error:parse "bogus": invalid URI for request'),
     ("half a gate", {"readiness_gates": ["http://[::1"]}, 'Error:parse "http://[::1": invalid URI for request'),
+    ("empty gate", {"readiness_gates": [""]}, 'Error:parse "": empty url'),
+    ("gate with a blank", {"readiness_gates": ["http://a b/"]}, 'invalid character " " in host name'),
+    ("gate with a bad port", {"readiness_gates": ["http://a:b/"]}, 'invalid port ":b" after host'),
+    ("gate with a port beyond all", {"readiness_gates": ["http://a:70000/"]}, 'invalid port ":70000" after host'),
+    ("gate with a newline", {"readiness_gates": ["http://a/\n"]}, "invalid control character in URL"),
     ("half a character", {"nodename": "\ud800"}, "Metadata.Name = '\ufffd-cni-"),
     ("own namespace", {"netns": "/proc/self/ns/net"}, "should not be the same"),
 ]
@@ -237,6 +248,30 @@ def test_a_gate_is_tried_at_once(bench: CNIBench) -> None:
     bench.fetch = lambda _url, _timeout: 204
     answer(bench.call("ADD", readiness_gates=["http://127.0.0.1:9099/readiness"]))
     assert bench.clock.slept == 0
+
+
+@pytest.mark.parametrize("kind", [None, "absent"])
+def test_no_dataplane_type_is_the_linux_dataplane(bench: CNIBench, kind: str | None) -> None:
+    answer(bench.call("ADD", dataplane_options={} if kind else {"type": None}))
+
+
+def test_blanks_in_a_path_are_sent_escaped() -> None:
+    asked: list[str] = []
+
+    class Gate(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, *_args: object) -> None: ...
+
+    with HTTPServer(("127.0.0.1", 0), Gate) as server:
+        thread = Thread(target=server.handle_request)
+        thread.start()
+        assert fetch(f"http://127.0.0.1:{server.server_port}/is ready?a=%20b", LONG) == 204
+        thread.join()
+    assert asked == ["/is%20ready?a=%20b"]
 
 
 def test_a_gate_that_opens_later_is_waited_for(bench: CNIBench) -> None:

@@ -562,6 +562,13 @@ def test_host_local_gets_the_nodes_range_and_never_an_overlapping_one(bench: Pod
     assert_untouched(bench)
 
 
+def test_ranges_are_read_before_routes_and_both_before_the_pod(bench: PodBench) -> None:
+    wrong_routes = {"type": "host-local", "subnet": "usePodCidr", "routes": {"dst": "10.0.0.0/8"}}
+    assert "subnet:10.50.0.0/24" in failure(bench.call("ADD", ipam=wrong_routes))["msg"]
+    both = failure(bench.call("ADD", pod="absent", ipam={**wrong_routes, "ranges": {}}))
+    assert both["msg"].startswith("failed to parse host-local IPAM ranges section")
+
+
 def test_default_routes_beside_those_of_host_local(bench: PodBench) -> None:
     with_host_local(bench)
     ipam = {"type": "host-local", "subnet": "usePodCidr", "routes": [{"dst": "10.123.0.0/16"}]}

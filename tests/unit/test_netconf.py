@@ -146,6 +146,9 @@ def test_attachments(document: dict[str, Any], expected: set[Attachment] | None)
         ({"args": {"cni": {"ips": ["10.0.0.1/24"]}}}, ["10.0.0.1"]),
         ({"runtimeConfig": {"ips": ["fd00::1"]}, "args": {"cni": {"ips": ["10.0.0.1"]}}}, ["fd00::1"]),
         ({"args": {"cni": {"ips": []}}}, []),
+        ({"RuntimeConfig": {"IPs": ["10.0.0.2"]}}, ["10.0.0.2"]),
+        ({"Args": {"CNI": {"Ips": ["10.0.0.3/8"]}}}, ["10.0.0.3"]),
+        ({"runtimeConfig": {"ips": ["10.0.0.4"]}, "RUNTIMECONFIG": None}, ["10.0.0.4"]),
         ({"args": {"cni": None}, "runtimeConfig": None}, []),
     ],
 )

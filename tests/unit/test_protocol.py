@@ -158,6 +158,12 @@ def test_gates_stand_before_the_list(verb: str, version: str, code: int, message
     assert (found["code"], found["msg"]) == (code, message)
 
 
+@pytest.mark.parametrize("version", ["9" * 5000, f"1.{'1' * 19}", "-9999999999999999999.0"])
+def test_a_number_beyond_all_measure_is_no_version(version: str) -> None:
+    found = refusal(protocol.check_version, "STATUS", version)
+    assert found["code"] == 6 and found["msg"].endswith(": value out of range")
+
+
 @pytest.mark.parametrize(
     ("verb", "version"), [("CHECK", "0.4.0"), ("CHECK", "1.1.0"), ("GC", "1.1.0"), ("STATUS", "1.1.0")]
 )

@@ -175,6 +175,9 @@ def test_routes_of_the_oldest_shape_come_ipv4_first() -> None:
         {"ips": [{"address": "10.0.0.1/24", "interface": "eth0"}]},
         {"routes": [{}]},
         {"routes": [{"dst": "10.0.0.0"}]},
+        {"ips": [{"address": "10.0.0.1/255.255.255.0"}]},
+        {"ips": [{"address": "fe80::1%eth0/64"}]},
+        {"routes": [{"dst": "10.0.0.0/33"}]},
         {"interfaces": [{"name": 1}]},
         {"dns": {"nameservers": [1]}},
         {"dns": "x"},
@@ -184,3 +187,9 @@ def test_what_cannot_be_read_is_an_error(document: dict[str, Any]) -> None:
     with pytest.raises(CNIError) as caught:
         parse_result({"cniVersion": "1.0.0", **document}, "")
     assert "object has no attribute" not in caught.value.message and "not iterable" not in caught.value.message
+
+
+@pytest.mark.parametrize("text", ["10.0.0.1/33", "10.0.0.1/255.255.255.0", "fe80::1%eth0/64", "10.0.0.1", "x/8"])
+def test_a_bad_address_is_told_in_the_words_of_the_runtimes(text: str) -> None:
+    with pytest.raises(CNIError, match=r"^invalid CIDR address: "):
+        parse_result({"cniVersion": "1.0.0", "ips": [{"address": text}]}, "")
