@@ -16,7 +16,9 @@ from calico_gc.facts import Tracked
 from calico_gc.handles import Counts, Observed
 from calico_gc.suspicion import Moment, Suspicion
 from calico_gc.view import View
+from calico_ipam.errors import InvalidInput
 from calico_ipam.model.block import Attribute
+from calico_ipam.model.names import convert_uid
 from calico_ipam.model.timestamps import format_time
 
 SCHEMA = "calico-ipam-gc/v1"
@@ -187,7 +189,7 @@ def calicoctl_report(view: View) -> dict[str, Any]:
             leaked = suspicion is not None and suspicion.confirmed and key not in view.held
             allocations.setdefault(address, []).append(_checked(tracked, ordinal, attribute, leaked=leaked))
     orphans = [
-        {"ID": r.judged.id, "UID": r.judged.uid or None, "Revision": r.judged.revision}
+        {"ID": r.judged.id, "UID": _shown_uid(r.judged.uid), "Revision": r.judged.revision}
         for r in (view.handles.records.values() if view.handles is not None else ())
         if r.judged.kind == handles.ORPHAN
     ]
@@ -202,25 +204,39 @@ def calicoctl_report(view: View) -> dict[str, Any]:
     return {**found, "leakedHandles": orphans} if orphans else found
 
 
+def _shown_uid(uid: str) -> str | None:
+    """Return a custom resource's UID as calicoctl shows and compares it; None where there are none (etcd)."""
+    try:
+        return convert_uid(uid) if uid else None
+    except InvalidInput:
+        return uid  # no UUID, so nobody converts it
+
+
 def _checked(tracked: Tracked, ordinal: int, attribute: Attribute, *, leaked: bool) -> dict[str, Any]:
     attrs = attribute.active
-    node = attrs.get("node", "")
+    node = attrs.get("node") or tracked.host
+    reserved = attribute.windows_reserved  # it has no handle of its own (cli §4.2)
+    owners = None
+    if reserved:
+        from calico_ipam.engine.survey import WINDOWS_USER
+
+        owners = [WINDOWS_USER]
     optional = {
-        "handle": attribute.handle or "",
-        "pod": attrs.get("pod", ""),
-        "namespace": attrs.get("namespace", ""),
+        "handle": "" if reserved else attribute.handle,
+        "sequenceNumber": tracked.block.sequence_of(ordinal),
+        "pod": attrs.get("pod"),
+        "namespace": attrs.get("namespace"),
         "node": node,
-        "type": attrs.get("type", ""),
-        "creationTimestamp": attrs.get("timestamp", ""),
-        "borrowed": bool(node) and node != tracked.host,
+        "type": attrs.get("type"),
+        "creationTimestamp": attrs.get("timestamp"),
+        "borrowed": node != tracked.host,
+        "inUse": not leaked and not attribute.cold,
         "coolingDown": attribute.cold,
     }
     return {
         "ip": str(tracked.block.address(ordinal)),
-        "sequenceNumber": tracked.block.sequence_of(ordinal),
-        **{name: value for name, value in optional.items() if value},
-        "inUse": not leaked and not attribute.cold,
-        "owners": None,
+        **{name: value for name, value in optional.items() if value or name in ("sequenceNumber", "inUse")},
+        "owners": owners,
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.gc_things import NETWORK, add_block, add_to_handle, calico_node, pod_attrs, pool, running_pod, tunnel_attrs
 from tests.gc_world import Observed, World
+
+H1 = f"{NETWORK}.aa"
 
 
 def busy_world(*, dry_run: bool) -> World:
@@ -167,6 +170,43 @@ def test_calicoctls_shape() -> None:
     }
     assert document["allocations"]["10.0.0.193"][0]["coolingDown"] is True
     assert [h["ID"] for h in document["leakedHandles"]] == ["orphan"]
+
+
+def test_calicoctls_record_of_an_allocation() -> None:
+    """cli §4.2, §4.4: the block's host stands in for a node that is not named; Windows' reservations are in use."""
+    world = World(options=Options(rules=Rules(leak_grace=900.0), dry_run=True))
+    world.node("n1")
+    running_pod(world, "p", "n1", "10.0.0.3")
+    held = {1: ("h", {}), 2: ("windows-reserved-ipam-handle", {}), 3: (H1, pod_attrs("n2", "p"))}
+    add_block(world, "10.0.0.0/26", "n1", held, cooling={4: 10.0})
+    world.start()
+    found = report.calicoctl_report(view_of(world.controller))["allocations"]
+    records = {ip: {k: v for k, v in record.items() if k != "sequenceNumber"} for ip, [record] in found.items()}
+    assert records["10.0.0.1"] == {"ip": "10.0.0.1", "handle": "h", "node": "n1", "inUse": True, "owners": None}
+    assert records["10.0.0.2"] == {"ip": "10.0.0.2", "node": "n1", "inUse": True, "owners": ["Reserved for Windows"]}
+    assert (records["10.0.0.3"]["node"], records["10.0.0.3"]["borrowed"]) == ("n2", True)
+    assert records["10.0.0.4"] == {
+        "ip": "10.0.0.4",
+        "node": "n1",
+        "inUse": False,
+        "coolingDown": True,
+        "owners": None,
+    }
+    names = ["ip", "handle", "sequenceNumber", "pod", "namespace", "node", "borrowed", "inUse"]
+    assert [name for name in found["10.0.0.3"][0] if name != "owners"] == names
+
+
+@pytest.mark.parametrize(
+    ("uid", "shown"),
+    [("", None), ("00112233-4455-6677-8899-aabbccddeeff", "008844cc-22aa-66ee-8899-55dd33bb77ff"), ("odd", "odd")],
+)
+def test_a_stray_handle_carries_the_uid_that_calicoctl_compares(uid: str, shown: str | None) -> None:
+    view = seen()
+    assert view.handles is not None
+    record = view.handles.records["orphan"]
+    changed = replace(record, judged=replace(record.judged, uid=uid))
+    view = replace(view, handles=replace(view.handles, records={"orphan": changed}))
+    assert report.calicoctl_report(view)["leakedHandles"][0]["UID"] == shown
 
 
 def test_a_report_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
