@@ -9,7 +9,7 @@ import re
 from typing import Literal
 
 from calico_ipam.errors import InvalidInput
-from calico_ipam.model.addresses import Network, parse_network
+from calico_ipam.model.addresses import Network, parse_network, plain_network
 from calico_ipam.model.affinity import BlockOwner
 
 LABEL_AFFINITY_TYPE = "projectcalico.org/affinity-type"
@@ -35,6 +35,9 @@ def cidr_name(cidr: Network) -> str:
 def named_cidr(name: str) -> Network | None:
     """Return the CIDR that :func:`cidr_name` gave a name; None for a name that it never gives."""
     base, _, length = name.rpartition("-")
+    plain = plain_network(base.replace("-", "."), length) if "." not in base else None
+    if plain is not None:
+        return plain
     parts = base.split("-")
     ipv4 = len(parts) == 4 and all(part.isdigit() for part in parts)
     try:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from calico_ipam.datastore.paths import block_at, key_of, path_of
 from calico_ipam.errors import InvalidInput
 from calico_ipam.model.addresses import parse_network
+from calico_ipam.model.names import cidr_name, named_cidr
 
 OCTETS = st.one_of(st.integers(0, 260).map(str), st.sampled_from(["", "00", "01", "+1", " 1", "1_0", "-1"]))
 BASES = st.lists(OCTETS, min_size=3, max_size=5).map(".".join)
@@ -50,3 +51,13 @@ def test_the_path_of_a_block_is_read_quickly_only_where_it_is_the_blocks_own(
     key = key_of(path)
     sound = key is not None and path_of(key) == path
     assert block_at(path) == (key if sound and family == "ipv4" else None)
+
+
+@given(BASES, LENGTHS)
+@example("10.0.0.64", "26")
+@example("10.0-0.64", "26")
+@example("10.0.0.64", "26-26")
+def test_a_name_is_read_quickly_only_where_it_is_the_cidrs_own(base: str, length: str) -> None:
+    for name in (f"{base}-{length}", f"{base.replace('.', '-')}-{length}"):
+        cidr = named_cidr(name)
+        assert cidr is None or cidr_name(cidr) == name
