@@ -67,7 +67,7 @@ def told(watch: Iterator[Event], number: int) -> list[tuple[str, str, str]]:
     return found
 
 
-def soon(store: KubernetesStore, since: str) -> watching.Watch:
+def soon(store: KubernetesStore, since: str) -> Any:
     return store.within(Deadline.after(PATIENCE)).watch(Handles(), since)
 
 
