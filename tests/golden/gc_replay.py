@@ -70,8 +70,10 @@ def play(case: Case) -> Played:
     for number, phase in enumerate(case.phases):
         if number == 0 and runs:
             world.start()
+        done = len(world.store.writes)
         for thing in phase.events:
             put(world, thing)
+        del world.store.writes[done:]  # those were not the collector's
         if runs:
             world.settle()
             world.run(_duration(world, case, phase))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 from collections.abc import Mapping
@@ -174,3 +175,69 @@ def test_an_exception_without_need_fails(recording: Path) -> None:
     needless = Exception_("U0", lambda moment: True, "nothing", lambda moment: dict(moment.after))
     problems, _ = compare(play(load(recording)), (needless,))
     assert any("U0 is not needed any more" in line for line in problems)
+
+
+# --- neighbours of what was recorded --------------------------------------------------------------------------
+
+
+def parts(document: dict[str, Any]) -> dict[str, Any]:
+    """Take the members of the only phase out of a case."""
+    names = ("events", "first_change_after_s", "last_change_after_s", "state_changed", "after", "metrics")
+    return {name: document.pop(name) for name in names if name in document}
+
+
+def untouched(document: dict[str, Any]) -> dict[str, Any]:
+    """Return a phase in which nothing happens."""
+    kinds = ("IPAMBlock", "BlockAffinity", "IPAMHandle")
+    objects = [entry["k8s"] for entry in document["before"] if entry["k8s"]["kind"] in kinds]
+    after = {f"{each['kind']}/{each['metadata']['name']}": each for each in objects}
+    return {"events": [], "state_changed": {}, "after": after, "metrics": None, "last_change_after_s": 0.3}
+
+
+def configuration(document: dict[str, Any]) -> dict[str, Any]:
+    found = [entry for entry in document["before"] if entry["k8s"]["kind"] == "KubeControllersConfiguration"]
+    return dict(found[0]["k8s"])
+
+
+@pytest.mark.parametrize("first", ["15m0s", "0s", None])
+def test_a_grace_period_that_changes_while_it_runs(recording: Path, first: str | None) -> None:
+    def change(document: dict[str, Any]) -> None:
+        event = {"k8s": copy.deepcopy(configuration(document)), "replace": True}
+        later = {**parts(document), "events": [event]}
+        configuration(document)["spec"]["controllers"]["node"]["leakGracePeriod"] = first
+        document["phases"] = [untouched(document), later]
+
+    assert compare(play(spoiled(recording, change))) == ([], [])
+
+
+@pytest.mark.parametrize("controllers", ["loadbalancer", "node,nobody", "node,"])
+def test_a_program_without_a_collector_leaves_everything(recording: Path, controllers: str) -> None:
+    def change(document: dict[str, Any]) -> None:
+        document["config"]["env"]["ENABLED_CONTROLLERS"] = controllers
+        document.update(untouched(document), process_exit_code=1)
+
+    assert compare(play(spoiled(recording, change))) == ([], [])
+
+
+def test_objects_that_are_deleted_by_name_alone(recording: Path) -> None:
+    def change(document: dict[str, Any]) -> None:
+        first = parts(document)
+        names = [name for name in first["after"] if name.startswith(("IPAMHandle/", "IPAMBlock/"))]
+        gone = [
+            {"k8s": {"kind": kind, "metadata": {"name": name}}, "delete": True}
+            for kind, _, name in (name.partition("/") for name in names)
+        ]
+        after = {name: value for name, value in first["after"].items() if name not in names}
+        document["phases"] = [first, {**first, "events": gone, "after": after, "metrics": None}]
+
+    problems, _ = compare(play(spoiled(recording, change)))
+    assert problems == []
+
+
+def test_machines_and_what_the_collector_does_not_follow(recording: Path) -> None:
+    def change(document: dict[str, Any]) -> None:
+        for group, kind in (("kubevirt.io/v1", "VirtualMachine"), ("v1", "Namespace"), ("apps/v1", "DaemonSet")):
+            thing = {"apiVersion": group, "kind": kind, "metadata": {"name": "x", "namespace": "default"}}
+            document["before"].append({"k8s": thing})
+
+    assert compare(play(spoiled(recording, change))) == ([], [])
