@@ -6,7 +6,7 @@ import logging
 
 from calico_ipam.datastore.api import Delete, Entry, Update, lost
 from calico_ipam.engine.affinity_release import release_affinity as release_one
-from calico_ipam.engine.claim import LOST, claim_block
+from calico_ipam.engine.claim import LOST, claim_block, drop_row
 from calico_ipam.engine.results import ClaimResult
 from calico_ipam.engine.search import list_blocks
 from calico_ipam.engine.world import Engine
@@ -23,7 +23,7 @@ from calico_ipam.errors import (
     RetriesExhausted,
     StoreDamaged,
 )
-from calico_ipam.model.addresses import Network, blocks_in, contains, overlaps
+from calico_ipam.model.addresses import Network, blocks_in, contains, network_of, overlaps
 from calico_ipam.model.affinity import BlockOwner
 from calico_ipam.model.block import Block
 from calico_ipam.model.config import IPAMConfig
@@ -89,8 +89,10 @@ def release_affinity(engine: Engine, cidr: Network, owner: BlockOwner, *, must_b
         _release_patiently(engine, owner, block, must_be_empty=must_be_empty)
 
 
-def _release_patiently(engine: Engine, owner: BlockOwner, cidr: Network, *, must_be_empty: bool) -> bool:
-    """Release one block, again after each lost race or lost answer. False: it belongs to somebody else."""
+def _release_patiently(engine: Engine, owner: BlockOwner, cidr: Network, *, must_be_empty: bool) -> bool | None:
+    """Release one block, again after each lost race or lost answer. False: it belongs to somebody else; None: there
+    was neither row nor block of the owner.
+    """
     for _ in engine.retry.tries(f"releasing block {cidr}"):
         try:
             release_one(engine, owner, cidr, must_be_empty=must_be_empty)
@@ -98,7 +100,7 @@ def _release_patiently(engine: Engine, owner: BlockOwner, cidr: Network, *, must
             return False
         except (Conflict, NotFound, OutcomeUnknown) as error:
             if isinstance(error, NotFound) and lost(error) is None:
-                return True  # there was neither row nor block of the owner
+                return None
             # What went while it was written may have been half of it: only a new look tells what is left.
             log.debug("releasing %s: %s; looking again", cidr, error)
             continue
@@ -123,17 +125,23 @@ def release_host_affinities(engine: Engine, owner: BlockOwner, *, must_be_empty:
 
 
 def release_pool_affinities(engine: Engine, pool: Network) -> None:
-    """Take every block inside ``pool`` from its owner, virtual hosts included (§14.4, datastore §14.9)."""
+    """Take every block that begins in ``pool`` from its owner, virtual hosts included (§14.4, datastore §14.9)."""
     for _ in engine.retry.tries(f"releasing the blocks of pool {pool}"):
         again = False
+        released: set[Network] = set()
         for row in engine.store.list(Affinities(version=pool.version)):
             key = row.key
-            if row.value.deleted or not contains(pool, row.cidr):
+            if row.value.deleted or not contains(pool, network_of(row.cidr.network_address, row.cidr.max_prefixlen)):
                 continue
             owner = getattr(key, "owner", None)
-            if isinstance(owner, BlockOwner):
+            if row.cidr in released:
+                again = not drop_row(engine, row) or again  # a stale one of another host: the block is nobody's now
+            elif isinstance(owner, BlockOwner):
+                done = _release_patiently(engine, owner, row.cidr, must_be_empty=False)
+                if done:
+                    released.add(row.cidr)
                 # A stale row of another host has only been removed now: the right one is in the next round's list.
-                again = not _release_patiently(engine, owner, row.cidr, must_be_empty=False) or again
+                again = done is False or again
         if not again:
             return
 

@@ -20,7 +20,7 @@ from calico_ipam.engine.request import Request
 from calico_ipam.engine.results import AssignedAddress, Assignments, AutoAssigned
 from calico_ipam.engine.search import BlockMap, borrow_order, order_of
 from calico_ipam.engine.transaction import Holding, write_assignment
-from calico_ipam.engine.world import RESERVATIONS, Engine, World, explain
+from calico_ipam.engine.world import Engine, World
 from calico_ipam.errors import (
     BlockLimitReached,
     BlockOwnerMismatch,
@@ -64,12 +64,7 @@ def auto_assign(engine: Engine, request: Request) -> AutoAssigned:
 def _look(engine: Engine, request: Request, versions: Sequence[int]) -> tuple[World, Holding | None]:
     key = HandleKey(request.handle) if request.handle else None
     more = [key] if key is not None and handle_is_read_first(engine, request.cap) else []
-    try:
-        world = look_for(engine, request, versions, *more)
-    except StoreError as error:
-        if error.subject == str(RESERVATIONS):
-            explain(error, "failed to look up reserved IPs")
-        raise
+    world = look_for(engine, request, versions, *more)
     if key is None:
         return world, None
     return world, Holding(key, world.snapshot.entry(key) if key in world.snapshot else None)

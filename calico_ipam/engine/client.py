@@ -217,7 +217,7 @@ class IPAM:
         admin.release_host_affinities(self._engine, owner, must_be_empty=must_be_empty)
 
     def release_pool_affinities(self, pool: Network) -> None:
-        """Take every block inside ``pool`` from its owner, used or not (§14.4)."""
+        """Take every block that begins in ``pool`` from its owner, used or not (§14.4)."""
         from calico_ipam.engine import admin
 
         admin.release_pool_affinities(self._engine, pool)

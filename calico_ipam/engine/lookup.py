@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator, Sequence
 
+from calico_ipam.datastore.api import Entry
 from calico_ipam.engine.holder import stored_block
 from calico_ipam.engine.results import AssignmentAttributes
-from calico_ipam.engine.world import Engine
-from calico_ipam.errors import AddressInCooldown, NotFound, StoreDamaged
+from calico_ipam.engine.world import Engine, concerns
+from calico_ipam.errors import AddressInCooldown, NotFound, StoreDamaged, StoreError
 from calico_ipam.model.addresses import Address
 from calico_ipam.model.keys import BlockKey, HandleKey
+from calico_ipam.model.names import cidr_name
 from calico_ipam.model.pool import pool_for
 
 log = logging.getLogger(__name__)
@@ -25,19 +28,34 @@ def ips_by_handle(engine: Engine, handle: str) -> list[Address]:
     entry = world.snapshot.entry(key)
     if entry is None:
         raise world.snapshot.missing(key)
-    keys = [BlockKey(cidr) for cidr in entry.value.counts()]
-    snapshot = engine.store.read(*keys) if keys else None
     found: list[Address] = []
-    for block_key in keys:
+    for stored in _readable(engine, [BlockKey(cidr) for cidr in entry.value.counts()]):
+        block = engine.fresh(stored.value, world.config)
+        found += [block.address(ordinal) for ordinal in block.held_by(handle)]
+    return found
+
+
+def _readable(engine: Engine, keys: Sequence[BlockKey]) -> Iterator[Entry]:
+    """Yield the blocks that are there and can be read. Raises StoreError when none can, whichever is asked for."""
+    left, snapshot = list(keys), None
+    while left and snapshot is None:
         try:
-            stored = snapshot.entry(block_key) if snapshot is not None else None
+            snapshot = engine.store.read(*left)
+        except StoreError as error:
+            bad = next((k for k in left if concerns(error, k, f"/ipamblocks/{cidr_name(k.cidr)}")), None)
+            if bad is None:
+                raise
+            log.warning("what is held in %s is not known: %s", bad.cidr, error)
+            left.remove(bad)
+    for key in left:
+        assert snapshot is not None  # noqa: S101  # something is left, so it was read
+        try:
+            stored = snapshot.entry(key)
         except StoreDamaged as error:
-            log.warning("addresses of handle %s in %s are not known: %s", handle, block_key.cidr, error)
+            log.warning("what is held in %s is not known: %s", key.cidr, error)
             continue
         if stored is not None:
-            block = engine.fresh(stored.value, world.config)
-            found += [block.address(ordinal) for ordinal in block.held_by(handle)]
-    return found
+            yield stored
 
 
 def assignment_attributes(engine: Engine, ip: Address) -> AssignmentAttributes:

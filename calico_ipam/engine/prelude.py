@@ -26,7 +26,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from calico_ipam.engine.request import Request
-from calico_ipam.engine.world import Engine, World, node_key
+from calico_ipam.engine.world import RESERVATIONS, Engine, World, concerns, explain, node_key
+from calico_ipam.errors import StoreError
 from calico_ipam.model.keys import Affinities, Key, Scope
 from calico_ipam.model.pool import LOAD_BALANCER_USE, enabled_pools
 
@@ -52,7 +53,12 @@ def look_for(engine: Engine, request: Request, versions: Sequence[int], *more: K
     if needs_node and engine.store.capabilities.snapshot_reads:
         wanted.append(node_key(request.host))
         needs_node = False
-    world = engine.look(*wanted, *more, reservations=True)
+    try:
+        world = engine.look(*wanted, *more, reservations=True)
+    except StoreError as error:
+        if concerns(error, RESERVATIONS, "/ipreservations"):
+            explain(error, "failed to look up reserved IPs")
+        raise
     if needs_node and any(_node_matters(world, request, version) for version in versions):
         return world.with_more(engine.store.read(node_key(request.host)))
     return world

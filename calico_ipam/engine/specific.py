@@ -13,8 +13,16 @@ from calico_ipam.engine.prelude import handle_is_read_first
 from calico_ipam.engine.request import owner_for
 from calico_ipam.engine.search import list_blocks
 from calico_ipam.engine.transaction import Holding, write_assignment
-from calico_ipam.engine.world import Engine, World
-from calico_ipam.errors import AlreadyExists, BlockClaimConflict, InvalidInput, IPAMError, MaxAllocReached, RefusedError
+from calico_ipam.engine.world import Engine, World, concerns, explain
+from calico_ipam.errors import (
+    AlreadyExists,
+    BlockClaimConflict,
+    InvalidInput,
+    IPAMError,
+    MaxAllocReached,
+    RefusedError,
+    StoreError,
+)
 from calico_ipam.model.addresses import Address, Network, overlaps
 from calico_ipam.model.affinity import CONFIRMED, BlockOwner
 from calico_ipam.model.block import Block, HostReserved
@@ -49,12 +57,7 @@ def assign_ip(engine: Engine, request: SpecificRequest) -> None:
         check_handle(request.handle)
     check_attributes(request.attrs)
     key = HandleKey(request.handle) if request.handle else None
-    world = engine.look(*([key] if key is not None and handle_is_read_first(engine, request.cap) else []))
-    pool = _pool(world, request)
-    cidr = pool.block_of(request.address)
-    holding = None
-    if key is not None:
-        holding = Holding(key, world.snapshot.entry(key) if key in world.snapshot else None)
+    world, cidr, holding = _look(engine, request, key)
     for attempt in engine.retry.tries(f"assigning {request.address}"):
         row, stored, holding = _read(engine, request.owner, cidr, holding, again=attempt > 0)
         if attempt == WAIT_TRIES and holding is not None and request.cap > 0:
@@ -74,6 +77,20 @@ def assign_ip(engine: Engine, request: SpecificRequest) -> None:
             # Somebody else claimed the block first; whether we may use it is decided by what is there now (limit L3).
             log.debug("%s; deciding again", error)
     raise AssertionError("tries() never ends quietly")
+
+
+def _look(engine: Engine, request: SpecificRequest, key: HandleKey | None) -> tuple[World, Network, Holding | None]:
+    """Read what decides; return it with the CIDR of the block that the address belongs in and the handle, if read."""
+    try:
+        world = engine.look(*([key] if key is not None and handle_is_read_first(engine, request.cap) else []))
+        cidr = _pool(world, request).block_of(request.address)
+        if key is None:
+            return world, cidr, None
+        return world, cidr, Holding(key, world.snapshot.entry(key) if key in world.snapshot else None)
+    except StoreError as error:
+        if key is not None and concerns(error, key, "/handle/", "/ipamhandles/"):
+            explain(error, "failed to increment handle")
+        raise
 
 
 def _pool(world: World, request: SpecificRequest) -> Pool:

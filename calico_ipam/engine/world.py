@@ -140,6 +140,11 @@ def own_hostname() -> str:
     return name
 
 
+def concerns(error: IPAMError, what: Key | Scope, *places: str) -> bool:
+    """Tell whether an error is about an object: it names it, or its place in the store (``places``: parts of paths)."""
+    return error.subject == str(what) or any(place in error.subject for place in places)
+
+
 def explain(error: IPAMError, text: str) -> IPAMError:
     """Put context in front of an error's text and return it; its class and everything else stay."""
     error.message = f"{text}: {error.message}"

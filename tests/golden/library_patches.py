@@ -46,9 +46,12 @@ def exact(moment: Moment, ours: State, after: State, handle: str) -> dict[str, A
     document = beside_others(moment, ours).get(HANDLES + handle)
     if (document or {}).get("deleted"):
         document = None  # marked and not yet removed: for everybody it is gone
+    then, now = held(beside_others(moment, moment.before)).get(handle), held(after).get(handle)
+    if then == now:
+        return document
     counts = Counter((document or {}).get("block") or {})
-    counts.update(held(after).get(handle, Counter()))
-    counts.subtract(held(beside_others(moment, moment.before)).get(handle, Counter()))
+    counts.update(now or Counter())
+    counts.subtract(then or Counter())
     left = {cidr: number for cidr, number in counts.items() if number > 0}
     return {**(document or {"deleted": False}), "block": left} if left else None
 
@@ -281,7 +284,9 @@ def bad_selector(moment: Moment, ours: State) -> bool:
 
 def _unconfirmed_row(moment: Moment, ours: State) -> str | None:
     """Return the key of a row that AssignIP finds unconfirmed although the block is the host's own."""
-    refused = moment.step.error is not None and moment.step.error["type"] != "errors.ErrorResourceAlreadyExists"
+    error = moment.step.error or {}
+    late = "IP(s) allocated" in error.get("text", "") or error.get("type") == "errors.ErrorResourceAlreadyExists"
+    refused = bool(error) and not late  # before the block was looked at
     if moment.step.op != "assign_ip" or refused:
         return None
     owner = f"host:{moment.step.args['hostname']}"

@@ -43,7 +43,7 @@ def _released(moment: Moment, state: State) -> Iterator[tuple[str, str]]:
         elif op in ("release_host_affinities", "remove_ipam_host"):
             wanted = owner == f"{kind}:{args['host']}"
         elif op == "release_pool_affinities":
-            wanted = _within(args["pool"], cidr)
+            wanted = _is_network(cidr) and _within(args["pool"], str(parse_network(cidr).network_address))
         elif op == "auto_assign":
             wanted = owner == f"host:{args['hostname']}" and _is_network(cidr) and deselected(moment, cidr)
         else:
