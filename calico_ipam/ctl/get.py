@@ -368,7 +368,7 @@ def _table(session: Session, found: Found, form: str, columns: str, *, namespace
     kind = found.kind
     headings = list(kind.wide if form == "wide" else kind.short)
     if columns:
-        headings = [each.strip() for each in columns.split(",")]
+        headings = [each if session.compat else each.strip() for each in columns.split(",")]
         for heading in headings:
             if heading not in kind.cells:
                 valid = ", ".join(kind.headings)

@@ -42,8 +42,11 @@ def render(template: str, value: Any, functions: Mapping[str, Callable[..., Any]
     """Return what a template makes of a value. Raises InvalidInput for one that cannot be understood."""
     nodes, _, rest = _sequence(list(_tokens(template)), 0)
     if rest is not None:
-        raise InvalidInput(f"template: get: unexpected {{{{{rest}}}}}")
-    return "".join(_run(nodes, value, value, {**_FUNCTIONS, **(functions or {})}))
+        raise InvalidInput(f"template: get:1: unexpected {{{{{rest}}}}}")
+    try:
+        return "".join(_run(nodes, value, value, {**_FUNCTIONS, **(functions or {})}))
+    except (TypeError, KeyError, IndexError, ValueError) as error:
+        raise InvalidInput(f"template: get: {error}", hint="A function got what it cannot work with.") from None
 
 
 def _tokens(template: str) -> Iterator[_Node]:
@@ -55,6 +58,8 @@ def _tokens(template: str) -> Iterator[_Node]:
         yield _Node("action", match[2], place=match.start() + 2)
         position, trim = match.end(), bool(match[3])
     tail = template[position:]
+    if "{{" in tail:
+        raise InvalidInput("template: get:1: unclosed action", hint="Close it with }}.")
     yield _Node("text", tail.lstrip() if trim else tail)
 
 
@@ -68,18 +73,26 @@ def _sequence(tokens: list[_Node], start: int) -> tuple[tuple[_Node, ...], int, 
         if word in ("end", "else"):
             return tuple(found), position, token.text
         if word in ("range", "if", "with"):
-            inner, position, stop = _sequence(tokens, position)
-            otherwise: tuple[_Node, ...] = ()
-            if stop is not None and stop.startswith("else"):
-                otherwise, position, stop = _sequence(tokens, position)
-            if stop is None:
-                raise InvalidInput(
-                    f"template: get: unexpected EOF in {{{{{token.text}}}}}", hint="Close it with {{end}}."
-                )
-            found.append(_Node(word, token.text.removeprefix(word).strip(), inner, otherwise, token.place))
+            block, position = _block(tokens, position, word, token)
+            found.append(block)
         elif token.kind == "text" or not token.text.startswith("/*"):
             found.append(token)
     return tuple(found), position, None
+
+
+def _block(tokens: list[_Node], position: int, word: str, token: _Node) -> tuple[_Node, int]:
+    """Return a block that ``token`` opens, with all its alternatives, and where it ends."""
+    inner, position, stop = _sequence(tokens, position)
+    otherwise: tuple[_Node, ...] = ()
+    if stop is not None and stop.startswith("else "):
+        following = _Node("action", stop.removeprefix("else").strip(), place=token.place)
+        alternative, position = _block(tokens, position, following.text.split(" ")[0], following)
+        otherwise, stop = (alternative,), "end"
+    elif stop == "else":
+        otherwise, position, stop = _sequence(tokens, position)
+    if stop is None:
+        raise InvalidInput("template: get:1: unexpected EOF", hint=f"Close {{{{{token.text}}}}} with {{{{end}}}}.")
+    return _Node(word, token.text.removeprefix(word).strip(), inner, otherwise, token.place), position
 
 
 def _run(nodes: tuple[_Node, ...], root: Any, dot: Any, functions: Mapping[str, Callable[..., Any]]) -> Iterator[str]:
@@ -103,23 +116,33 @@ def _run(nodes: tuple[_Node, ...], root: Any, dot: Any, functions: Mapping[str, 
 
 
 def _pipeline(node: _Node, root: Any, dot: Any, functions: Mapping[str, Callable[..., Any]]) -> Any:
-    result: list[Any] = []
-    for command in _commands(node.text):
-        words = [_value(word, node, root, dot, functions) for word in command]
-        words += result
-        result = [words[0](*words[1:]) if callable(words[0]) else words[0]]
-    return result[0] if result else None
+    if re.search(r"\$\w|:=", node.text):
+        raise InvalidInput(
+            f"template: get: variables such as in {{{{{node.text}}}}} are not supported",
+            hint="Use {{range .}} and dots.",
+        )
+    words = iter(_WORD.findall(node.text))
+    return _evaluated(words, lambda word: _value(word, node, root, dot, functions))
 
 
-def _commands(text: str) -> Iterator[list[str]]:
-    command: list[str] = []
-    for word in _WORD.findall(text):
+def _evaluated(words: Iterator[str], meaning: Callable[[str], Any]) -> Any:
+    """Return what a pipeline gives, up to its end or to the bracket that closes it."""
+    command: list[Any] = []
+    passed: list[Any] = []
+    for word in words:
+        if word == ")":
+            break
         if word == "|":
-            yield command
-            command = []
-        elif word not in "()":
-            command.append(word)
-    yield command
+            command, passed = [], [_called([*command, *passed])]
+        else:
+            command.append(_evaluated(words, meaning) if word == "(" else meaning(word))
+    return _called([*command, *passed])
+
+
+def _called(command: list[Any]) -> Any:
+    if not command:
+        return None
+    return command[0](*command[1:]) if callable(command[0]) else command[0]
 
 
 def _value(word: str, node: _Node, root: Any, dot: Any, functions: Mapping[str, Callable[..., Any]]) -> Any:
@@ -186,6 +209,8 @@ def join(items: Any, separator: str) -> str:
     """Return the items of a list, or of a map as ``key=value``, with a separator between them."""
     if isinstance(items, Mapping):
         return separator.join(f"{key}={_shown(value)}" for key, value in sorted(items.items()))
+    if items is not None and not isinstance(items, list | tuple):
+        return _shown(items)
     return separator.join(_shown(each) for each in items or ())
 
 
@@ -204,6 +229,12 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "not": lambda value: not value,
     "eq": lambda first, *others: first in others,
     "ne": lambda one, other: one != other,
+    "lt": lambda one, other: one < other,
+    "le": lambda one, other: one <= other,
+    "gt": lambda one, other: one > other,
+    "ge": lambda one, other: one >= other,
+    "and": lambda *values: next((each for each in values if not each), values[-1]),
+    "or": lambda *values: next((each for each in values if each), values[-1]),
     "printf": lambda form, *values: re.sub(r"%[vdq]", "%s", form) % tuple(_shown(v) for v in values),
     "index": lambda value, *keys: _indexed(value, keys),
 }

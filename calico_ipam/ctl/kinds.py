@@ -68,7 +68,7 @@ def _workload(resource: Resource) -> str:
 
 def _nats(resource: Resource) -> str:
     pairs = [mapping(each) for each in resource.spec.get("ipNATs") or ()]
-    return ",".join(f"{each.get('internalIP', '')}={each.get('externalIP', '')}" for each in pairs)
+    return ",".join(f"{{{each.get('internalIP', '')} {each.get('externalIP', '')}}}" for each in pairs)
 
 
 def asn_cell(default: str) -> Cell:
@@ -91,10 +91,6 @@ def _count(name: str) -> Cell:
         return str(mapping(resource.document.get("counts")).get(name, ""))
 
     return cell
-
-
-def _condition(resource: Resource) -> str:
-    return _text(resource.spec.get("datastoreReady")) if resource.spec.get("datastoreReady") is not None else ""
 
 
 _POOL_WIDE = (
@@ -179,7 +175,7 @@ KINDS: Sequence[Kind] = (
             "CLUSTERGUID": _spec("clusterGUID"),
             "CLUSTERTYPE": _spec("clusterType"),
             "CALICOVERSION": _spec("calicoVersion"),
-            "DATASTOREREADY": _condition,
+            "DATASTOREREADY": _spec("datastoreReady", default="<nil>"),
         },
     ),
     Kind(

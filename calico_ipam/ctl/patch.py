@@ -58,6 +58,7 @@ def patch(
         raise Told(f"accepts 2 arg(s), received {len(words)}", hint="Say KIND and NAME, such as: ippool my-pool")
     kind, _, resources, resource = _subject(session, words, namespace, prefix="hit error: ", dry_run=dry_run)
     changed = _patched(session, resource, text, kind_of_patch)
+    _refuse_another_kind(resource, changed)
     from calico_ipam.model.resource_schema import UnknownField, WrongType, checked
 
     try:
@@ -109,10 +110,20 @@ def _patched(session: Session, resource: Resource, text: str, kind_of_patch: str
         return _operations(document, change)
     if kind_of_patch not in TYPES and not session.compat:
         raise Told(f"hit error: unknown type of patch {kind_of_patch!r}", hint=f"Choose one of {', '.join(TYPES)}.")
-    if not isinstance(change, dict):
+    if not isinstance(change, dict | None):
         raise Told(_BAD_PATCH, hint='Give an object, such as {"spec":{"disabled":true}}.')
-    merged: dict[str, Any] = merged_with(document, change)
+    merged: dict[str, Any] = merged_with(document, change or {})
     return merged
+
+
+def _refuse_another_kind(resource: Resource, changed: Mapping[str, Any]) -> None:
+    kind, version = (str(changed.get(name) or "") for name in ("kind", "apiVersion"))
+    if (kind, version) != (resource.kind, resource.document.get("apiVersion", version)):
+        raise Told(
+            "hit error: creating resource from patched data: "
+            f"unknown resource type ({kind}) and/or version ({version})",
+            hint="A patch cannot make another kind of a resource.",
+        )
 
 
 def merged_with(document: Any, change: Any) -> Any:
@@ -132,10 +143,14 @@ def _operations(document: dict[str, Any], operations: list[Any]) -> dict[str, An
     """Return a document after the operations of a JSON patch (RFC 6902). Raises Told."""
     for number, each in enumerate(operations, 1):
         try:
-            _operate(document, dict(each))
+            if not isinstance(each, dict):
+                raise ValueError("it is no object")
+            _operate(document, each)
         except (KeyError, IndexError, ValueError, TypeError) as error:
+            reason = f"there is no {error}" if isinstance(error, KeyError) else str(error)
             raise Told(
-                f"hit error: operation {number} of the patch cannot be done: {error}", hint=f"It is {json.dumps(each)}."
+                f"hit error: operation {number} of the patch cannot be done: {reason}",
+                hint=f"It is {json.dumps(each)}.",
             ) from None
     return document
 
@@ -164,6 +179,8 @@ def _operate(document: Any, operation: dict[str, Any]) -> None:
 
 def _place(document: Any, path: str) -> tuple[Any, str]:
     steps = [step.replace("~1", "/").replace("~0", "~") for step in path.split("/")[1:]]
+    if not steps:
+        raise ValueError(f"the path {path!r} leads to no field")
     for step in steps[:-1]:
         document = document[_index(document, step)]
     return document, steps[-1]

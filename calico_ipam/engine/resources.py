@@ -147,8 +147,6 @@ class Resources:
     def replace(self, document: Mapping[str, Any], *, dry_run: bool = False) -> Resource:
         """Replace a resource that exists. Raises NotFound, Conflict for a revision that is not the stored one."""
         kind, name, namespace = identity(document)
-        if kind == CLUSTER_INFORMATION:
-            raise NotSupported("apply", CLUSTER_INFORMATION, "resource is readonly")
         wanted = str(mapping(document.get("metadata")).get("resourceVersion") or "")
         for attempt in range(ATTEMPTS):
             entry = self._settings() if self._is_settings(kind) else self._entry(kind, name, namespace)
@@ -156,6 +154,8 @@ class Resources:
                 raise NotFound(f"{kind}({name})")
             if wanted and wanted != entry.revision:
                 raise Conflict(str(ResourceKey(kind, name, namespace)))
+            if kind == CLUSTER_INFORMATION:
+                raise NotSupported("apply or replace", CLUSTER_INFORMATION)
             before = settings_resource(entry) if self._is_settings(kind) else entry.value
             after = self._changed(kind, before, document)
             if dry_run:
@@ -208,8 +208,8 @@ class Resources:
 
     def update(self, before: Resource, document: Mapping[str, Any]) -> Resource:
         """Write a changed document over the resource it was made from; one attempt."""
-        revision = before.metadata.get("resourceVersion")
-        metadata = {**mapping(document.get("metadata")), "resourceVersion": revision}
+        given = mapping(document.get("metadata"))
+        metadata = {**given, "resourceVersion": given.get("resourceVersion") or before.metadata.get("resourceVersion")}
         return self.replace({**document, "metadata": metadata})
 
     # --- deleting --------------------------------------------------------------------------------------------

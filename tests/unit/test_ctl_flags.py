@@ -10,8 +10,10 @@ import pytest
 from click.testing import CliRunner
 
 from calico_ipam.ctl.flags import whole_number
+from calico_ipam.ctl.kinds import by_name
 from calico_ipam.ctl.main import cli
 from calico_ipam.ctl.yaml_words import not_yaml
+from calico_ipam.model.resource import Resource
 from tests.cluster import memory_folder
 from tests.ctl import Ctl
 
@@ -195,3 +197,49 @@ def test_every_key_that_stands_twice_is_told() -> None:
         f"\n  {each}" for each in lines
     )
     assert not_yaml("a: 1\n") == ""
+
+
+# --- resources ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("patch", "stderr"),
+    [
+        ('{"kind":"Foo"}', "unknown resource type (Foo) and/or version (projectcalico.org/v3)"),
+        ('{"apiVersion":"v1"}', "unknown resource type (IPPool) and/or version (v1)"),
+    ],
+)
+def test_a_patch_makes_no_other_kind(ctl: Ctl, patch: str, stderr: str) -> None:
+    name = ctl.ok("get", "ippool", "-o", "name").split("/")[1].strip()
+    expected = (1, "", f"hit error: creating resource from patched data: {stderr}\n")
+    assert said(ctl, "patch", "ippool", name, "-p", patch) == expected
+
+
+def test_a_patch_of_what_somebody_changed_since(ctl: Ctl) -> None:
+    name = ctl.ok("get", "ippool", "-o", "name").split("/")[1].strip()
+    conflict = f"hit error: updating existing resource: update conflict: IPPool({name})\n"
+    assert said(ctl, "patch", "ippool", name, "-p", '{"metadata":{"resourceVersion":"99999"}}') == (1, "", conflict)
+
+
+def test_information_of_the_cluster_cannot_be_replaced(ctl: Ctl) -> None:
+    words = "operation apply or replace is not supported on ClusterInformation\n"
+    text = "kind: ClusterInformation\napiVersion: projectcalico.org/v3\nmetadata: {name: default}\nspec: {}\n"
+    partly = "Partial success: replaced the first 1 out of 1 'ClusterInformation' resources:\n"
+    assert said(ctl, "replace", "-f", "-", stdin=text) == (1, partly, f"hit error: {words}")
+    patched = said(ctl, "patch", "clusterinfo", "default", "-p", '{"spec":{"clusterType":"x"}}')
+    assert patched == (1, "", f"hit error: updating existing resource: {words}")
+
+
+def test_columns_are_named_exactly(ctl: Ctl) -> None:
+    assert said(ctl, "get", "ippool", "-o", "custom-columns=NAME, CIDR")[2].startswith("unknown heading  CIDR, valid")
+    assert said(ctl, "get", "ippool", "-o", "custom-columns=NAME, CIDR", name="ipamctl")[0] == 0
+
+
+def test_cells_of_what_is_not_there_and_of_pairs() -> None:
+    nats = [{"internalIP": "10.0.0.1", "externalIP": "1.1.1.1"}, {"internalIP": "10.0.0.2", "externalIP": "1.1.1.2"}]
+    endpoint = Resource.new("WorkloadEndpoint", "e", {"ipNATs": nats})
+    assert by_name("WorkloadEndpoint").cells["NATS"](endpoint) == "{10.0.0.1 1.1.1.1},{10.0.0.2 1.1.1.2}"
+    assert (
+        by_name("ClusterInformation").cells["DATASTOREREADY"](Resource.new("ClusterInformation", "default", {}))
+        == "<nil>"
+    )
