@@ -11,9 +11,13 @@ from calico_ipam.model.addresses import Network
 
 
 def ensure_block(engine: Engine, request: Request) -> tuple[Network | None, Network | None]:
-    """Return a block of each family whose host-reserved ordinals are given; no block limit applies."""
+    """Return a block of each family whose host-reserved ordinals are given; no block limit applies.
+
+    Raises as an assignment does, InvalidInput for pools of another family among them.
+    """
     found: dict[int, Network] = {}
     versions = [v for v in (4, 6) if request.host_reserved.get(v) is not None]
+    request.check_families(versions)
     if versions:
         world = look_for(engine, request, versions)
         for version in versions:

@@ -53,9 +53,14 @@ class Request:
         for pool in (each for pools in self.pools.values() for each in pools):
             if not isinstance(pool, Network):
                 raise InvalidInput(f"pool {pool!r} is no network", hint="Give parse_network() of its CIDR.")
-        for version, other in ((4, 6), (6, 4)):
-            if self.numbers.get(version) and any(p.version == other for p in self.pools.get(version, ())):
-                raise InvalidInput(f"provided IPv{version} IPPools list contains one or more IPv{other} IPPools")
+        self.check_families([v for v in (4, 6) if self.numbers.get(v)])
         if self.handle:
             check_handle(self.handle)
         check_attributes(self.attrs)
+
+    def check_families(self, versions: Sequence[int]) -> None:
+        """Refuse pools of another family than they are asked for. Raises InvalidInput."""
+        for version in versions:
+            if any(pool.version != version for pool in self.pools.get(version, ())):
+                other = 10 - version
+                raise InvalidInput(f"provided IPv{version} IPPools list contains one or more IPv{other} IPPools")
