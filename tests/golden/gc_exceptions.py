@@ -83,12 +83,16 @@ class Moment:
 
 @dataclass(frozen=True)
 class Exception_:
-    """``where``: does it apply; ``ours``: what ours does instead; ``expect``: the end of the phase as it is ours."""
+    """``where``: does it apply; ``ours``: what ours does instead; ``expect``: the end of the phase as it is ours.
+
+    ``seen``: a recording that needs it, so that one which is not needed any more is noticed.
+    """
 
     limit: str
     where: Callable[[Moment], bool]
     ours: str
     expect: Callable[[Moment], State]
+    seen: str = ""
 
 
 # --- single addresses ---------------------------------------------------------------------------------------------
@@ -278,35 +282,41 @@ EXCEPTIONS: tuple[Exception_, ...] = (
         lambda moment: bool(_kept_elsewhere(moment)),
         "a pod that reports the address keeps it, whatever node IPAM has noted; the mismatch is told",
         _as_ours(_kept_elsewhere),
+        "pod-on-other-node-kdd",
     ),
     Exception_(
         "U17",
         lambda moment: bool(_kept_secondary(moment)),
         "an address that a pod has on a further network is in use",
         _as_ours(_kept_secondary),
+        "pod-secondary-network-kdd",
     ),
     Exception_(
         "U23",
         lambda moment: bool(_of_dead_nodes(moment)),
         "nodes that went while nobody looked are found at once, not half a grace period later",
         _at_once,
+        "node-gone-only-empty-block-default-grace-kdd",
     ),
     Exception_(
         "U29",
         lambda moment: bool(_freed_all_the_same(moment)),
         "a leak is released from the block it was found in, whatever block size the pool has today",
         _as_ours(_freed_all_the_same),
+        "block-size-mismatch-kdd",
     ),
     Exception_(
         "ipam-library §9 (U2)",
         lambda moment: bool(_left_over(moment)),
         "a handle that counts too few is removed with its last address",
         _removed,
+        "handle-count-low-kdd",
     ),
     Exception_(
         "§10 any of them",
         _other_stays,
         "of several empty blocks another one stays",
         _exchanged,
+        "empty-five-etcd",
     ),
 )

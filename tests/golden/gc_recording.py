@@ -30,6 +30,8 @@ CALICO = ("crd.projectcalico.org", "projectcalico.org")
 NOW = re.compile(r"\{\{now\}\}")
 
 
+#: the tree of a host that nothing writes today (datastore §3.6)
+LEGACY = re.compile("/calico/ipam/v2/host/[^/]+")
 #: other kinds of Kubernetes: nothing that the collector looks at
 UNFOLLOWED = "unfollowed"
 Names = dict[tuple[str, str], Key]  #: (kind, name of the custom resource) -> key
@@ -112,6 +114,8 @@ def _thing(entry: Mapping[str, Any], where: str, names: Names) -> Thing:
     _only(entry, ENTRY_FIELDS, where)
     gone = bool(entry.get("delete"))
     if "key" in entry:
+        if LEGACY.fullmatch(entry["key"]):
+            return Thing(UNFOLLOWED, entry["key"])
         key, value = _from_text(entry["key"], None if gone else entry.get("value"), where)
         return Thing("calico", key, value)
     document = entry["k8s"]
@@ -145,7 +149,7 @@ def _state(document: Mapping[str, Any], where: str) -> Iterator[tuple[Key, Any]]
     """Yield key and value (None: deleted) of the objects of Calico that matter here; tiers are no business of ours."""
     for name, value in document.items():
         if name.startswith("/"):
-            if "/tiers/" not in name:
+            if "/tiers/" not in name and not LEGACY.fullmatch(name):
                 yield _from_text(name, value, where)
             continue
         kind, _, rest = name.partition("/")
