@@ -80,7 +80,8 @@ def text_of(path: str) -> str:
             return file.read()
     except OSError as error:
         reason = str(error.strerror or error)
-        raise Told(f"open {path}: {reason[:1].lower()}{reason[1:]}", hint="Name a file that can be read.") from None
+        done = "read" if isinstance(error, IsADirectoryError) else "open"
+        raise Told(f"{done} {path}: {reason[:1].lower()}{reason[1:]}", hint="Name a file that can be read.") from None
     except UnicodeDecodeError:
         raise Told(f"{path} is no text in UTF-8", hint="Name a file of text.") from None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -158,13 +157,7 @@ def read(path: str) -> Report:
     """Read a report. Raises Told for a file that is none, or that cannot be read."""
     from calico_ipam.ctl.files import text_of
 
-    text = text_of(path)
-    try:
-        content = json.loads(text)
-    except ValueError as error:
-        raise Told(f"{path} is no report: {error}", hint="Make one with 'ipamctl ipam check -o FILE'.") from None
-    if not isinstance(content, dict) or not isinstance(content.get("allocations") or {}, dict):
-        raise Told(f"{path} is no report of 'ipam check'", hint="Make one with 'ipamctl ipam check -o FILE'.")
+    content = _content(path, text_of(path))
     leaks: dict[Address, Leak] = {}
     for text, group in (content.get("allocations") or {}).items():
         for entry in group if isinstance(group, list) else ():
@@ -188,6 +181,28 @@ def read(path: str) -> Report:
     )
 
 
+def _content(path: str, text: str) -> dict[str, Any]:
+    """Return what a report holds. Raises Told; under calicoctl's name in the words of Go's decoder."""
+    from calico_ipam.datastore.gojson import BadDocument, kind_of, parse
+
+    way_out = "Make one with 'ipamctl ipam check -o FILE'."
+    try:
+        content = parse(text)
+    except BadDocument as error:
+        raise Told(f"{path} is no report: {error}", exact=str(error), hint=way_out) from None
+    content = {} if content is None else content
+    place, wrong = "Go value of type ipam.CheckReport", content
+    if isinstance(content, dict):
+        place, wrong = "Go struct field CheckReport.allocations of type map[string][]*ipam.Allocation", None
+        if not isinstance(content.get("allocations"), dict | None):
+            wrong = content["allocations"]
+    if wrong is not None:
+        exact = f"json: cannot unmarshal {kind_of(wrong)} into {place}"
+        raise Told(f"{path} is no report of 'ipam check'", exact=exact, hint=way_out)
+    found: dict[str, Any] = content
+    return found
+
+
 def _leak(path: str, text: str, entry: Mapping[str, Any]) -> Leak:
     try:
         address = parse_address(text)
@@ -196,11 +211,16 @@ def _leak(path: str, text: str, entry: Mapping[str, Any]) -> Leak:
             f"{path} holds {text!r}, which is no address", hint="The report was damaged: make a new one."
         ) from None
     number = entry.get("sequenceNumber")
+    if number is not None and (not isinstance(number, int) or isinstance(number, bool) or number < 0):
+        raise Told(
+            f"{path} has the sequence number {number!r} for {address}, which is no whole number",
+            hint="Editors that compute with fractions damage reports: make a new one.",
+        )
     handle = entry.get("handle")
     return Leak(
         address,
         str(handle) if handle else None,
-        number if isinstance(number, int) and not isinstance(number, bool) else None,
+        number,
         bool(handle or entry.get("type") or entry.get("pod")),
         entry,
     )
