@@ -13,6 +13,7 @@ CLUSTER_INFORMATION = "ClusterInformation"
 WORKLOAD_ENDPOINT = "WorkloadEndpoint"
 PROFILE = "Profile"
 IPAM_CONFIGURATION = "IPAMConfiguration"
+BLOCK_AFFINITY = "BlockAffinity"
 KUBE_CONTROLLERS_CONFIGURATION = "KubeControllersConfiguration"
 
 #: kinds that live in a namespace
@@ -74,3 +75,8 @@ class Resource:
     def with_spec(self, spec: Mapping[str, Any]) -> Resource:
         """Return the resource with another ``spec``."""
         return Resource(self.kind, self.name, {**self.document, "spec": dict(spec)}, self.namespace)
+
+    def with_labels(self, labels: Mapping[str, str]) -> Resource:
+        """Return the resource with these labels beside those that it has."""
+        metadata = {**self.metadata, "labels": {**self.labels, **labels}}
+        return Resource(self.kind, self.name, {**self.document, "metadata": metadata}, self.namespace)

@@ -202,3 +202,17 @@ def _deleted(text: Any) -> bool | None:
     spec = {"cidr": "10.0.0.0/26", "node": "n", "state": "confirmed", "deleted": text}
     found = entry_of("BlockAffinity", {"metadata": {"name": "x"}, "spec": spec}, Group(V1))
     return None if isinstance(found, Damaged) else bool(found.value.deleted)
+
+
+@pytest.mark.parametrize(("group", "deleted"), [(V1, "false"), (V3, False)])
+def test_a_row_as_a_resource_is_written_as_the_row_that_it_is(group: str, deleted: Any) -> None:
+    spec = {"cidr": "fd00::/122", "node": "load-balancer", "type": "virtual", "state": "confirmed"}
+    value = Resource.new("BlockAffinity", "row", spec, labels={"custom": "kept"})
+    body = codec.encode(ResourceKey("BlockAffinity", "row"), value, Group(group), "row", None)
+    key = AffinityKey(BlockOwner("virtual", "load-balancer"), parse_network("fd00::/122"))
+    same = codec.encode(key, Affinity("confirmed"), Group(group), "row", None)
+    assert body["spec"] == same["spec"] == {**spec, "deleted": deleted}
+    owned = same["metadata"]["labels"]
+    assert owned.items() <= body["metadata"]["labels"].items()
+    assert ("custom" in body["metadata"]["labels"]) is (group == V3)  # else it is in the annotation
+    assert entry_of("BlockAffinity resource", body, Group(group)).key == ResourceKey("BlockAffinity", "row")

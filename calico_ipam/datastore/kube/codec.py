@@ -15,6 +15,7 @@ from typing import Any
 from calico_ipam.datastore.api import Value
 from calico_ipam.datastore.attributes import attribute_document, attribute_of
 from calico_ipam.datastore.gojson import MAX_INT64, MAX_UINT64, BadDocument, Fields, Schema, serialise, sorted_map
+from calico_ipam.errors import InvalidInput
 from calico_ipam.model import names
 from calico_ipam.model.addresses import parse_network
 from calico_ipam.model.affinity import HOST, Affinity, BlockOwner
@@ -212,7 +213,7 @@ def encode(key: Key, value: Value, group: Group, name: str, origin: Mapping[str,
     metadata.pop("managedFields", None)
     kind, spec, labels = _spec(key, value, group)
     if isinstance(value, Resource):
-        _resource_metadata(metadata, value, group)
+        _resource_metadata(metadata, value.with_labels(labels) if labels else value, group)
     elif labels:
         metadata["labels"] = {**mapping(metadata.get("labels")), **labels}
     if not group.v3 and not isinstance(value, Resource):
@@ -244,10 +245,31 @@ def _spec(key: Key, value: Value, group: Group) -> tuple[str, dict[str, Any], di
             return "IPAMHandle", {**spec, **value.extra}, {}
         case ConfigKey(), IPAMConfig():
             return group.config_kind, _config_spec(value), {}
+        case ResourceKey(kind="IPAMConfiguration"), Resource():
+            return group.config_kind, dict(value.spec), {}
+        case ResourceKey(kind="BlockAffinity"), Resource():
+            return key.kind, *_row_resource(value, group)
         case ResourceKey(), Resource():
             return key.kind, dict(value.spec), {}
         case _:
             raise TypeError(f"{key} cannot hold a {type(value).__name__}")
+
+
+def _row_resource(value: Resource, group: Group) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return spec and labels of an affinity row that is written as a v3 resource. Raises InvalidInput."""
+    if value.spec.get("deleted") in (True, "true"):
+        raise InvalidInput(
+            "error with field spec.Deleted = 'true' (spec.Deleted cannot be set)",
+            subject=f"{value.kind}({value.name})",
+            hint="Delete the resource instead.",
+        )
+    spec = {**value.spec, "deleted": False if group.v3 else "false"}
+    try:
+        row = key_of(value.kind, {"spec": spec})
+    except BadDocument as error:
+        raise InvalidInput(f"{value.kind}({value.name}): {error}", subject=value.name) from None
+    assert isinstance(row, AffinityKey)  # noqa: S101  # that is what rows of this kind have
+    return spec, names.affinity_labels(row.owner, row.cidr)
 
 
 def _block_spec(block: Block) -> dict[str, Any]:

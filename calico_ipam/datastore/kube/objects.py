@@ -10,6 +10,7 @@ from calico_ipam.datastore.api import Damaged, Entry
 from calico_ipam.datastore.gojson import BadDocument
 from calico_ipam.datastore.kube import codec, nodes, pods, profiles
 from calico_ipam.datastore.kube.codec import Group
+from calico_ipam.datastore.kube.paths import VIEWS
 from calico_ipam.datastore.lazy import LazyBlock
 from calico_ipam.errors import InvalidInput, NotFound
 from calico_ipam.model.keys import (
@@ -24,7 +25,7 @@ from calico_ipam.model.keys import (
     Scope,
 )
 from calico_ipam.model.names import named_cidr
-from calico_ipam.model.resource import NODE, PROFILE, WORKLOAD_ENDPOINT, Resource, mapping
+from calico_ipam.model.resource import BLOCK_AFFINITY, NODE, PROFILE, WORKLOAD_ENDPOINT, Resource, mapping
 
 
 def meta(document: Mapping[str, Any], name: str) -> str:
@@ -58,6 +59,9 @@ def entry_of(
         elif kind == PROFILE:
             value, revision = profiles.profile_of(document), profiles.revision_of(document)
             key = ResourceKey(PROFILE, value.name)
+        elif kind in VIEWS:
+            key = ResourceKey(VIEWS[kind], str(metadata.get("name") or ""))
+            value = codec.decode(key, document, group)
         else:
             key = codec.key_of(kind, document)
             value = codec.decode(key, document, group)
@@ -108,7 +112,9 @@ class _NamedBlock(LazyBlock):
 
 def marked_deleted(entry: Entry) -> bool:
     """Tell whether upstream has marked a row as deleted and not removed it yet: for readers it is gone (§5)."""
-    return not isinstance(entry.value, Resource) and bool(getattr(entry.value, "deleted", False))
+    if isinstance(entry.value, Resource):
+        return entry.value.kind == BLOCK_AFFINITY and entry.value.spec.get("deleted") in (True, "true")
+    return bool(getattr(entry.value, "deleted", False))
 
 
 def within_scope(scope: Scope, entry: Entry) -> bool:

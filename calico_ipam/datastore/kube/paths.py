@@ -22,20 +22,20 @@ from calico_ipam.model.keys import (
     Resources,
     Scope,
 )
-from calico_ipam.model.resource import NODE, PROFILE, WORKLOAD_ENDPOINT
+from calico_ipam.model.resource import BLOCK_AFFINITY, IPAM_CONFIGURATION, NODE, PROFILE, WORKLOAD_ENDPOINT
 
 NAMESPACES = "/api/v1/namespaces"
 
+#: kinds of v3 resources that are custom resources -> plural
 _KINDS = {
-    "IPAMBlock": "ipamblocks",
-    "BlockAffinity": "blockaffinities",
-    "IPAMHandle": "ipamhandles",
     "IPPool": "ippools",
     "IPReservation": "ipreservations",
     "ClusterInformation": "clusterinformations",
     "KubeControllersConfiguration": "kubecontrollersconfigurations",
     "Tier": "tiers",
 }
+#: what the engine has keys of its own for, as a v3 resource: kind of place and collection -> kind of resource
+VIEWS = {"BlockAffinity resource": BLOCK_AFFINITY, "IPAMConfiguration resource": IPAM_CONFIGURATION}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +60,8 @@ class Collection:
     query: dict[str, str] = field(default_factory=dict)
 
 
-def place_of(key: Key, group: Group) -> Place:
-    """Return where an object is. Raises NotSupported, and InvalidInput for a key without a name."""
+def place_of(key: Key, group: Group, operation: str = "Get") -> Place:
+    """Return where an object is. Raises NotSupported to do ``operation``, InvalidInput for a key without a name."""
     match key:
         case BlockKey(cidr):
             return Place("IPAMBlock", _collection("ipamblocks", group), names.cidr_name(cidr))
@@ -74,12 +74,12 @@ def place_of(key: Key, group: Group) -> Place:
         case ConfigKey():
             return Place(group.config_kind, _collection(group.config_plural, group), "default")
         case ResourceKey():
-            return _resource_place(key, group)
+            return _resource_place(key, group, operation)
         case _:
-            raise NotSupported("Get", str(key), "the Kubernetes datastore has no such objects")
+            raise NotSupported(operation, str(key), "the Kubernetes datastore has no such objects")
 
 
-def _resource_place(key: ResourceKey, group: Group) -> Place:
+def _resource_place(key: ResourceKey, group: Group, operation: str) -> Place:
     for text in (key.name, key.namespace):
         if "/" in text:
             raise InvalidInput(
@@ -95,10 +95,9 @@ def _resource_place(key: ResourceKey, group: Group) -> Place:
         case ResourceKey(kind="Profile", name=name):
             namespace, account = endpoint_names.parse_profile(name)
             return Place(PROFILE, *((_accounts(namespace), account) if account else (NAMESPACES, namespace)))
-        case ResourceKey(kind=kind, name=name) if kind in _KINDS:
-            return Place(kind, _collection(_KINDS[kind], group), name)
         case _:
-            raise NotSupported("Get", str(key), "the Kubernetes datastore has no such objects")
+            collection = _resources(key.kind, group, operation, str(key))
+            return Place(collection.kind, collection.path, key.name)
 
 
 def missing(key: Key, group: Group) -> NotFound:
@@ -174,10 +173,20 @@ def collection_of(scope: Scope, group: Group) -> Collection:
         case Resources(kind="Profile", prefix=prefix):
             namespace, dot, _ = prefix.removeprefix(endpoint_names.SERVICE_ACCOUNT_PROFILE).partition(".")
             return Collection(PROFILE, _accounts(namespace if dot else ""))
-        case Resources(kind=kind) if kind in _KINDS:
+        case Resources(kind=kind):
+            return _resources(kind, group, "List", str(scope))
+
+
+def _resources(kind: str, group: Group, operation: str, subject: str) -> Collection:
+    """Return the collection of a kind of custom resources. Raises NotSupported."""
+    match kind:
+        case "BlockAffinity":
+            return Collection("BlockAffinity resource", _collection("blockaffinities", group))
+        case "IPAMConfiguration":
+            return Collection("IPAMConfiguration resource", _collection(group.config_plural, group))
+        case _ if kind in _KINDS:
             return Collection(kind, _collection(_KINDS[kind], group))
-        case _:
-            raise NotSupported("List", str(scope), "the Kubernetes datastore has no such objects")
+    raise NotSupported(operation, subject, "the Kubernetes datastore has no such objects")
 
 
 def _accounts(namespace: str) -> str:

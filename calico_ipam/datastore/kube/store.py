@@ -269,7 +269,7 @@ class KubernetesStore(Datastore):
 
     def _place(self, key: Key, operation: str) -> Place:
         self._refuse_without_ipam(isinstance(key, BlockKey | AffinityKey | HandleKey | ConfigKey), operation, key)
-        return place_of(key, self.group)
+        return place_of(key, self.group, operation)
 
     def _collection(self, scope: Scope) -> Collection:
         self._refuse_without_ipam(isinstance(scope, Blocks | Affinities | Handles), "List", scope)
