@@ -77,7 +77,7 @@ def _targets(
     kind = known_kind(session, words[0])
     if kind.ours:
         raise Told(
-            f"a {kind.name} cannot be deleted by hand",
+            f"{kind.name} objects cannot be deleted by hand",
             hint="'ipamctl ipam repair' removes what is stray; 'ipamctl ipam release' frees addresses.",
         )
     names = words[1:] or ("",)

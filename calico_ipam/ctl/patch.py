@@ -84,7 +84,7 @@ def _subject(
     check_cluster(session, writes=not dry_run)
     kind = known_kind(session, words[0])
     if kind.ours:
-        raise Told(f"a {kind.name} cannot be changed by hand", hint="'ipamctl ipam repair' mends what is wrong.")
+        raise Told(f"{kind.name} objects cannot be changed by hand", hint="'ipamctl ipam repair' mends what is wrong.")
     resources = resources_of(session)
     if not words[1]:
         raise Told("resource name may not be empty", hint=f"Say which {kind.name}.")
