@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.golden.cni_exceptions import DEVIATIONS
+from tests.golden.cni_exceptions_failed import FAILED_DEVIATIONS
 from tests.golden.cni_exceptions_pods import POD_DEVIATIONS
 from tests.golden.cni_host import foreign_plugins
 from tests.golden.cni_replay import Moment, check_format, needs_kubernetes, replay
@@ -21,7 +22,7 @@ from tests.shared import recordings
 
 pytestmark = pytest.mark.timeout(300)  # the first test starts the API server
 
-ALL_DEVIATIONS = (*DEVIATIONS, *POD_DEVIATIONS)
+ALL_DEVIATIONS = (*DEVIATIONS, *POD_DEVIATIONS, *FAILED_DEVIATIONS)
 
 
 def cases() -> Iterator[Any]:
