@@ -91,6 +91,9 @@ class Blocks:
     recent: bool = field(default=False, compare=False)  # how to read, not what
     writable: bool = field(default=True, compare=False)
 
+    def __str__(self) -> str:
+        return "blocks" if self.version is None else f"blocks of IPv{self.version}"
+
 
 @dataclass(frozen=True, slots=True)
 class Affinities:
@@ -104,12 +107,19 @@ class Affinities:
     version: int | None = None
     recent: bool = field(default=False, compare=False)  # how to read, not what
 
+    def __str__(self) -> str:
+        owner = f" of {self.kind or 'owner'} {self.host}" if self.host else ""
+        return f"block affinities{owner}"
+
 
 @dataclass(frozen=True, slots=True)
 class Handles:
     """All handles. ``writable``: as of :class:`Blocks`."""
 
     writable: bool = field(default=True, compare=False)  # how to read, not what
+
+    def __str__(self) -> str:
+        return "handles"
 
 
 @dataclass(frozen=True, slots=True)
