@@ -121,10 +121,10 @@ def test_replay(path: Path, record_property: Any) -> None:
 
 @pytest.mark.parametrize("exception", EXCEPTIONS, ids=lambda exception: exception.limit)
 def test_every_exception_is_needed(exception: Exception_) -> None:
-    path = FOLDER / f"{exception.seen}.json"
-    if not path.is_file():
-        pytest.skip(f"{path} is absent")
-    assert exception in compare(play(load(path)))[1]
+    if not FOLDER.is_dir():
+        pytest.skip(f"{FOLDER} is absent")
+    path = FOLDER / f"{exception.seen}.json"  # where these are other recordings, nothing tells that it is not needed
+    assert not path.is_file() or exception in compare(play(load(path)))[1]
 
 
 # --- the harness can fail -----------------------------------------------------------------------------------
