@@ -215,8 +215,8 @@ def test_sources_that_are_none_are_an_error(text: str) -> None:
         endpoint_of(pod({"allowedSourcePrefixes": text}))
 
 
-@pytest.mark.parametrize("text", ["{}", "[1]", "[", '"1.1.1.1"', "1.1.1.1"])
-def test_floating_addresses_that_are_none_are_an_error(text: str) -> None:
+@pytest.mark.parametrize("text", ["{}", "[1]", "[", '"1.1.1.1"', "1.1.1.1", 7, ["1.1.1.1"]])
+def test_floating_addresses_that_are_none_are_an_error(text: Any) -> None:
     with pytest.raises(BadDocument, match="failed to parse"):
         endpoint_of(pod({"floatingIPs": text}, BOTH))
 

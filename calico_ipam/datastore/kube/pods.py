@@ -118,7 +118,7 @@ def addresses_of(pod: Mapping[str, Any]) -> list[str]:
 def finished(pod: Mapping[str, Any]) -> bool:
     """Tell whether a pod needs no network any more: it ended, or it is going and the plugin took its address away."""
     metadata = mapping(pod.get("metadata"))
-    if mapping(pod.get("status")).get("phase") in FINISHED:
+    if str(mapping(pod.get("status")).get("phase")) in FINISHED:
         return True
     annotations = mapping(metadata.get("annotations"))
     return bool(metadata.get("deletionTimestamp")) and any(annotations.get(k) == "" for k in (POD_IP, AWS_IPS))
@@ -179,7 +179,7 @@ def text_list(annotations: Mapping[str, Any], name: str) -> list[str]:
         return []
     try:
         found = json.loads(text)
-    except (ValueError, RecursionError):
+    except (ValueError, TypeError, RecursionError):
         found = False
     if found is None:
         return []
