@@ -140,11 +140,13 @@ def is_kubernetes(session: Session) -> bool:
 def _lock(session: Session, *, reason: str, seconds: int) -> None:
     from calico_ipam.engine.initialise import initialise
     from calico_ipam.engine.lock import LockOwner, lock
-    from calico_ipam.errors import NotFound
+    from calico_ipam.errors import NotConfigured, NotFound
 
     session.open()
     try:
         initialise(session.engine, kubernetes=is_kubernetes(session))
+    except NotConfigured:
+        raise
     except IPAMError as error:
         raise Told(
             f"unable to initialize cluster information for the datastore migration: {error}", hint=error.hint

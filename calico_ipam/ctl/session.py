@@ -50,13 +50,13 @@ class Session:
     @property
     def store(self) -> Datastore:
         """The datastore, opened at the first use. Raises TransientError soon when its server does not answer."""
-        from calico_ipam.errors import IPAMError, TransientError
+        from calico_ipam.errors import IPAMError, NotConfigured, TransientError
 
         opened = self.open()
         if not self._greeted and self.settings.datastore_type != "sqlite":
             try:
                 self.cluster()
-            except TransientError:
+            except (TransientError, NotConfigured):
                 raise
             except IPAMError:
                 self._greeted = True  # it answers; what it says of this one object is for those who ask for it

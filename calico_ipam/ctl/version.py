@@ -111,7 +111,7 @@ def cluster_spec(store: Any) -> Mapping[str, Any]:
 @pass_session
 def version(session: Session, /, client_only: bool) -> None:
     """Show the versions of this program and of the cluster."""
-    from calico_ipam.errors import IPAMError, NotFound
+    from calico_ipam.errors import InvalidInput, IPAMError, NotConfigured, NotFound
 
     rows = {"clientVersion": client_version(session), "gitCommit": ""}
     problem: IPAMError | None = None
@@ -136,5 +136,7 @@ def version(session: Session, /, client_only: bool) -> None:
             say(f"Cluster Type:      {rows['clusterType'] or 'unknown'}")
     if problem is not None:
         if session.compat or not isinstance(problem, NotFound):
-            raise Told(f"unable to retrieve Cluster Version or Type: {problem}", hint=problem.hint)
+            unreachable = isinstance(problem, NotConfigured | InvalidInput)  # there is nobody to ask
+            prefix = "" if unreachable else "unable to retrieve Cluster Version or Type: "
+            raise Told(f"{prefix}{problem}", hint=problem.hint)
         session.note("the cluster has no information about itself; 'ipamctl init' makes it.")

@@ -243,3 +243,30 @@ def test_cells_of_what_is_not_there_and_of_pairs() -> None:
         by_name("ClusterInformation").cells["DATASTOREREADY"](Resource.new("ClusterInformation", "default", {}))
         == "<nil>"
     )
+
+
+# --- settings -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "stdout", "stderr"),
+    [
+        ("ipam show", "", "{}\n"),
+        ("get ippool", "Failed to create Calico API client: {}\n", ""),
+        ("label ippool x a=b", "Failed to create Calico API client: {}\n", ""),
+        ("version", "Client Version:    v3.32.0\nGit commit:        \n", "{}\n"),
+        ("datastore migrate lock", "", "{}\n"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("environment", "reason"),
+    [
+        ({"DATASTORE_TYPE": "mysql"}, "unknown datastore type: mysql"),
+        ({"DATASTORE_TYPE": "kubernetes", "KUBECONFIG": "/not/there"}, "the kubeconfig /not/there does not exist"),
+    ],
+)
+def test_who_tells_that_there_is_no_datastore(
+    command: str, stdout: str, stderr: str, environment: dict[str, str], reason: str
+) -> None:
+    result = CliRunner().invoke(cli, command.split(), prog_name="calicoctl", env=environment)
+    assert (result.exit_code, result.stdout, result.stderr) == (1, stdout.format(reason), stderr.format(reason))
