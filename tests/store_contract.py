@@ -159,7 +159,7 @@ class StoreContract:
         with pytest.raises(InvalidInput, match=r"insufficient identifiers, missing ''|resource name may not be empty"):
             store.get(HandleKey(""))
         with pytest.raises(InvalidInput, match="slash"):
-            store.commit(Create(ResourceKey("Node", "a/b"), Resource.new("Node", "a/b", {})))
+            store.commit(Create(ResourceKey(IP_POOL, "a/b"), Resource.new(IP_POOL, "a/b", {})))
 
     # --- conflicts -----------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from calico_ipam.errors import InvalidInput, NotFound
 from calico_ipam.model.addresses import address_at, ordinal_of, parse_address, parse_network
 from calico_ipam.model.affinity import HOST, Affinity, BlockOwner
 from calico_ipam.model.config import IPAMConfig
-from calico_ipam.model.keys import Affinities, AffinityKey, ConfigKey, HandleKey
+from calico_ipam.model.keys import Affinities, AffinityKey, ConfigKey, HandleKey, Key, ResourceKey
 from calico_ipam.model.pool_rules import PoolRequest, check_changed_pool
 from calico_ipam.model.resource import IP_POOL, IPAM_CONFIGURATION, Resource
 from tests.memory import MemoryStore
@@ -114,6 +114,25 @@ def test_states_of_an_affinity(text: str, state: str) -> None:
 )
 def test_paths_of_handles(path: str, key: HandleKey | ConfigKey | None) -> None:
     assert key_of(IPAM_ROOT + path) == key
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        ResourceKey(IP_POOL, ""),
+        ResourceKey("Node", ""),
+        ResourceKey("WorkloadEndpoint", "", "default"),
+        ResourceKey("WorkloadEndpoint", "node-k8s-pod-eth0", ""),
+        ResourceKey("Profile", ""),
+        HandleKey(""),
+    ],
+)
+@pytest.mark.parametrize("store", [MemoryStore(), MemoryKubeStore()], ids=["documents", "kubernetes"])
+def test_what_has_no_name_is_not_asked_for(store: MemoryStore | MemoryKubeStore, key: Key) -> None:
+    with pytest.raises(InvalidInput):
+        store.get(key)
+    with pytest.raises(InvalidInput):
+        store.read(key)
 
 
 @pytest.mark.parametrize("store", [MemoryStore(), MemoryKubeStore()], ids=["documents", "kubernetes"])

@@ -87,6 +87,11 @@ def _resource_place(key: ResourceKey, group: Group, operation: str) -> Place:
                 subject=str(key),
                 hint="Use a name without a slash.",
             )
+    if not key.name:
+        raise InvalidInput("resource name may not be empty", subject=str(key), hint=f"Name the {key.kind}.")
+    if key.kind == WORKLOAD_ENDPOINT and not key.namespace:
+        hint = "An endpoint is a pod: name its namespace."
+        raise InvalidInput("an empty namespace may not be set when a resource name is provided", hint=hint)
     match key:
         case ResourceKey(kind="Node", name=name):
             return Place(NODE, "/api/v1/nodes", name)
