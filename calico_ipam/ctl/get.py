@@ -158,6 +158,9 @@ def known_kind(session: Session, word: str, *, prefix: str = "") -> Kind:
         others = (
             f"Did you mean {' or '.join(close)}?" if close else f"Known are {', '.join(k.aliases[0] for k in KINDS)}."
         )
+        first, slash, name = word.partition("/")
+        if slash and find_kind(first, ours=True):
+            others = f"Write two words: {first} {name}."
         hint = guesses.KINDS.get(word.lower(), others)
         raise Told(f"{prefix}resource type '{word}' is not supported", hint=hint)
     return kind

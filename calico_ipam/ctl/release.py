@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 
 @click.command(cls=Mirrored)
+@click.argument("words", nargs=-1, metavar="")
 @click.option("--ip", metavar="ADDRESS", help="The address to release.")
 @click.option(
     "--from-report", "reports", multiple=True, metavar="FILE", help="Release what is leaked in all of these reports."
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 def release(
     session: Session,
     /,
+    words: tuple[str, ...],
     ip: str | None,
     reports: tuple[str, ...],
     force: bool,
@@ -48,6 +50,9 @@ def release(
     """
     from calico_ipam.ctl.version import check_version
 
+    if words and session.for_people:  # calicoctl takes no notice of them
+        hint = f"To release an address: ipamctl ipam release --ip {words[0]}"
+        raise Told(f"'{' '.join(words)}' is no option", hint=hint)
     check_version(session, writes=not dry_run)
     if reports:
         from calico_ipam.ctl.release_report import release_reported

@@ -112,6 +112,8 @@ def test_a_call_through_kubectl(programs: Path, words: str, name: str) -> None:
         ("get ip 10.0.0.1", "resource type 'ip' is not supported", "ipamctl ipam explain ADDRESS"),
         ("get ippol", "resource type 'ippol' is not supported", "Did you mean ippool"),
         ("get widgets", "resource type 'widgets' is not supported", "Known are ippool"),
+        ("get ippool/x", "resource type 'ippool/x' is not supported", "Write two words: ippool x."),
+        ("ipam release 10.0.0.1", "'10.0.0.1' is no option", "ipamctl ipam release --ip 10.0.0.1"),
         ("ipam show shop/web", "'shop/web' is not one address", "ipamctl ipam explain shop/web"),
     ],
 )
