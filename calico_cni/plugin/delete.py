@@ -9,7 +9,7 @@ from calico_cni import timers
 from calico_cni.context import Answer, Call
 from calico_cni.dataplane.api import Dataplane, DataplaneError
 from calico_cni.errors import TRY_AGAIN_LATER, CNIError
-from calico_cni.identity import identify
+from calico_cni.identity import Identity, identify
 from calico_cni.node import require_nodename_file
 from calico_cni.plugin.deleting import delete_attachment, release_addresses, take_link_down
 from calico_cni.plugin.endpoint import Records, delete_endpoint, find_records
@@ -32,6 +32,7 @@ class _Attachment:
     call: Call
     store: Datastore
     dataplane: Dataplane
+    identity: Identity
     host_name: str
     records: Records
 
@@ -68,7 +69,8 @@ def _look_up(call: Call, stack: ExitStack) -> _Attachment:
     store = stack.enter_context(call.store(CLIENT_FAILED))
     check_ready(store, timers.RECORDS)
     _, namespace = workload_namespace(call, identity)
-    return _Attachment(call, store, dataplane, host_name, find_records(store, identity, namespace, host_name))
+    records = find_records(store, identity, namespace, host_name)
+    return _Attachment(call, store, dataplane, identity, host_name, records)
 
 
 def _take_down(attachment: _Attachment) -> list[Exception]:
@@ -78,11 +80,9 @@ def _take_down(attachment: _Attachment) -> list[Exception]:
     if records.own is not None:
         delete_endpoint(attachment.store, records.own, call.request.container_id)
     if records.siblings:
-        call.log.warning(
-            "The address is kept: other interfaces of this container share its handle",
-            endpoints=" ".join(entry.value.name for entry in records.siblings),
-        )
-        return errors
+        from calico_cni.plugin.apart import addresses_of_record, release_apart
+
+        return errors + release_apart(call, attachment.store, attachment.identity, addresses_of_record(records))
     errors += release_addresses(call, attachment.store)
     if call.conf.nat_outgoing:
         _refresh_masquerading(attachment)

@@ -83,7 +83,9 @@ def _take_down(attachment: _Attachment) -> list[Exception]:
             "Another interface of this sandbox lives; endpoint and address are its own", link=attachment.host_name
         )
         remove_inside(call, attachment.dataplane, {attachment.host_name})
-        return []
+        from calico_cni.plugin.apart import addresses_of_result, release_apart
+
+        return release_apart(call, attachment.store, attachment.identity, addresses_of_result(call))
     # A record that names no container says nothing about the link.
     owner = Records(own=attachment.record if attachment.holder else None)
     errors = take_link_down(call, attachment.dataplane, attachment.host_name, owner)

@@ -55,6 +55,22 @@ def test_del_of_what_never_was(bench: CNIBench) -> None:
         assert bench.call("DEL", netns=netns).exit_code == 0
 
 
+def test_one_of_two_interfaces_gives_back_its_own_address(bench: CNIBench) -> None:
+    """Upstream's plugin may have made a second one; both share the container's handle (cni.md §15.20)."""
+    kept = answer(bench.call("ADD"))["ips"][0]["address"]
+    second = answer(bench.ipam("ADD", ifname="eth1"))["ips"][0]["address"].partition("/")[0]
+    (first,) = bench.records()
+    spec = {**first.spec, "endpoint": "eth1", "ipNetworks": [f"{second}/32", "damaged", kept]}
+    bench.put(WORKLOAD_ENDPOINT, first.name.replace("eth0", "eth1"), spec, namespace="default")
+    assert sorted(bench.addresses()) == sorted([kept.partition("/")[0], second])
+    for _ in range(2):
+        assert bench.call("DEL", ifname="eth1").exit_code == 0
+        assert bench.addresses() == [kept.partition("/")[0]]
+    assert [record.name for record in bench.records()] == [first.name]
+    assert bench.call("DEL").exit_code == 0
+    assert_gone(bench)
+
+
 def test_the_host_link_goes_when_the_sandbox_is_gone(bench: CNIBench) -> None:
     """Public report P16."""
     answer(bench.call("ADD"))

@@ -396,6 +396,24 @@ def test_a_second_add_of_one_container(bench: PodBench) -> None:
     assert_untouched(bench)
 
 
+def test_one_of_two_interfaces_gives_back_its_own_addresses(bench: PodBench) -> None:
+    """Upstream's plugin may have made a second one; ``prevResult`` tells which addresses are its (cni.md §15.20)."""
+    first = answer(bench.call("ADD"))
+    before = bench.addresses()
+    both = [entry["address"] for entry in answer(bench.call("ADD", program="calico-ipam", ifname="net1"))["ips"]]
+    links = [{"name": "net1", "sandbox": NETNS}, {"name": "eth0", "sandbox": NETNS}]
+    ips = [{"address": address, "interface": 0} for address in both]
+    ips += [{**entry, "interface": 1} for entry in first["ips"]]
+    for previous in (None, {"bogus": 5}, {"ips": "x"}, {"interfaces": links, "ips": ips[len(both) :]}):
+        assert bench.call("DEL", ifname="net1", prevResult=previous).exit_code == 0
+        assert len(bench.addresses()) == len(before) + len(both)
+    for _ in range(2):
+        assert bench.call("DEL", ifname="net1", prevResult={"interfaces": links, "ips": ips}).exit_code == 0
+        assert sorted(bench.addresses()) == sorted(before)
+    assert bench.call("DEL").exit_code == 0
+    assert_untouched(bench)
+
+
 def test_a_second_interface_is_refused_and_its_delete_harms_nobody(bench: PodBench) -> None:
     answer(bench.call("ADD"))
     before = (bench.addresses(), bench.handles(), [record.spec for record in bench.records()])
