@@ -13,6 +13,7 @@ from typing import Any
 from calico_ipam.datastore.api import Damaged, Entry, Value
 from calico_ipam.datastore.gojson import (
     BadDocument,
+    folded,
     parse,
     serialise,
 )
@@ -29,6 +30,20 @@ _METADATA_ORDER = (
     *("deletionGracePeriodSeconds", "labels", "annotations", "ownerReferences", "finalizers"),
 )
 _NEVER_STORED = ("resourceVersion", "selfLink")
+
+_TOP = frozenset({"kind", "apiVersion", "metadata", "spec", "status"})
+_METADATA = frozenset((*_METADATA_ORDER, *_NEVER_STORED))
+#: fields of the kinds that addresses depend on
+_SPEC = {
+    "IPPool": frozenset(
+        {
+            *("cidr", "blockSize", "disabled", "nodeSelector", "namespaceSelector", "allowedUses", "assignmentMode"),
+            *("ipipMode", "vxlanMode", "natOutgoing", "disableBGPExport"),
+        }
+    ),
+    "IPReservation": frozenset({"reservedCIDRs"}),
+    "ClusterInformation": frozenset({"clusterGUID", "clusterType", "calicoVersion", "datastoreReady", "variant"}),
+}
 
 
 # --- reading -----------------------------------------------------------------------------------------------
@@ -69,9 +84,12 @@ def _object(key: ResourceKey, text: str) -> dict[str, Any]:
 
 
 def _resource(key: ResourceKey, text: str, revision: str) -> Resource:
-    document = _object(key, text)
-    metadata = {**mapping(document.get("metadata")), "resourceVersion": revision}
-    return Resource(key.kind, key.name, {**document, "metadata": metadata}, key.namespace)
+    document = folded(_object(key, text), _TOP)
+    metadata = {**folded(mapping(document.get("metadata")), _METADATA), "resourceVersion": revision}
+    document = {**document, "metadata": metadata}
+    if key.kind in _SPEC and isinstance(document.get("spec"), dict):
+        document["spec"] = folded(document["spec"], _SPEC[key.kind])
+    return Resource(key.kind, key.name, document, key.namespace)
 
 
 # --- writing -----------------------------------------------------------------------------------------------

@@ -114,6 +114,14 @@ def sorted_map(items: Mapping[str, Any]) -> dict[str, Any]:
     return dict(sorted(items.items()))  # code points sort as their UTF-8 bytes do
 
 
+def folded(document: Mapping[str, Any], names: frozenset[str]) -> Mapping[str, Any]:
+    """Return an object whose keys are spelt as in ``names``: Go takes them in any letter case, the later one wins."""
+    if document.keys() <= names:  # nearly always
+        return document
+    spelt = {name.casefold(): name for name in names}
+    return {key if key in names else spelt.get(key.casefold(), key): value for key, value in document.items()}
+
+
 def kind_of(value: Any) -> str:
     """Return what Go's error texts call a JSON value."""
     if isinstance(value, bool):

@@ -348,6 +348,23 @@ def test_a_resource_keeps_everything_but_what_the_store_knows() -> None:
     )
 
 
+def test_keys_of_a_resource_are_read_in_any_letter_case() -> None:
+    key = ResourceKey("IPPool", "p")
+    spec = '{"CIDR":"10.0.0.0/24","BLOCKSIZE":28,"X":1}'
+    text = f'{{"KIND":"IPPool","MetaData":{{"NAME":"p","Labels":{{"A":"b"}}}},"SPEC":{spec}}}'
+    found = decode(key, path_of(key), text, "7")
+    assert isinstance(found, Entry)
+    assert found.value.labels == {"A": "b"}
+    assert found.value.spec == {"cidr": "10.0.0.0/24", "blockSize": 28, "X": 1}
+    later = decode(key, path_of(key), '{"spec":{"cidr":"10.0.0.0/24","CIDR":"10.0.1.0/24"}}', "7")
+    assert isinstance(later, Entry)
+    assert later.value.spec == {"cidr": "10.0.1.0/24"}
+    for spec in ("null", "[]", '"x"'):
+        odd = decode(key, path_of(key), f'{{"spec":{spec}}}', "7")
+        assert isinstance(odd, Entry)
+        assert odd.value.spec == {}
+
+
 def test_metadata_is_written_in_gos_order() -> None:
     document = {
         "metadata": {"labels": {"b": "1", "a": "2"}, "selfLink": "/x", "odd": 1, "uid": "u", "resourceVersion": "9"}
