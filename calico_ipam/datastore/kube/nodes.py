@@ -45,6 +45,8 @@ def _mac(text: str) -> str:
 def _as_number(text: str) -> int:
     """Return an AS number, written as one number or as two of 16 bits with a dot."""
     high, dot, low = text.rpartition(".")
+    if not all(part.isascii() and part.isdigit() for part in ([high, low] if dot else [text])):
+        raise ValueError("no number")  # Python alone would take "6_4", "+64" and " 64"
     parts = [int(high), int(low)] if dot else [int(text)]
     if any(not 0 <= part <= (0xFFFF if dot else MOST_AS) for part in parts):
         raise ValueError("out of range")
