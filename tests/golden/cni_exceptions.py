@@ -271,7 +271,7 @@ def _files_free(expect: Callable[[Moment, Step], Step]) -> Callable[[Moment, Ste
     return lambda moment, step: {**expect(moment, step), "files": ANY}
 
 
-_EXPECT_CERTIFICATE, _CHECK_CERTIFICATE = _any_text(999, "error creating calico client: ", "No such file or directory")
+_EXPECT_CERTIFICATE, _CHECK_CERTIFICATE = _any_text(999, "No such file or directory")
 _EXPECT_KUBERNETES, _CHECK_KUBERNETES = _any_text(999, "kube")
 
 
@@ -339,7 +339,7 @@ DEVIATIONS: tuple[CNIDeviation, ...] = (
     CNIDeviation(
         "kubernetes",
         "the error names the kubeconfig, or the backend that there is not",
-        lambda moment: moment.message.startswith("error creating calico client: stat {TMP}"),
+        lambda moment: moment.message.removeprefix("error creating calico client: ").startswith("stat {TMP}"),
         _EXPECT_KUBERNETES,
         _CHECK_KUBERNETES,
     ),

@@ -17,6 +17,7 @@ from tests.golden.cni_exceptions import (
     _networked,
     _nothing,
 )
+from tests.golden.cni_host import Outcome
 from tests.golden.cni_match import ANY
 from tests.golden.cni_replay import Moment, Step, needs_kubernetes
 
@@ -86,7 +87,8 @@ def _refused_early(moment: Moment) -> bool:
 
 def _makes_marker(moment: Moment) -> bool:
     """Tell whether ours gets to the datastore's blocks in this run."""
-    return moment.verb == "ADD" and LOCK in _files(moment.step) and not _refused_early(moment)
+    nothing_to_search = moment.message.startswith("migration target pod but no IP allocated")
+    return moment.verb == "ADD" and LOCK in _files(moment.step) and not (_refused_early(moment) or nothing_to_search)
 
 
 def _marker(moment: Moment) -> bool:
@@ -215,10 +217,29 @@ def _no_pod_at_delete(moment: Moment) -> bool:
 
 
 def _unreachable(moment: Moment) -> bool:
-    return moment.message.endswith(": connect: connection refused") and needs_kubernetes(moment.case)
+    text = str(moment.answer.get("details") or moment.message)
+    return text.endswith(": connect: connection refused") and needs_kubernetes(moment.case)
 
 
-_EXPECT_UNREACHABLE, _CHECK_UNREACHABLE = _any_text(11, "the Kubernetes API server ", " does not answer: ")
+_EXPECT_UNREACHABLE, _ = _any_text(11)
+
+
+def _told_unreachable(outcome: Outcome) -> str:
+    code = 100 if "data store connection failed" in outcome.stdout else 11
+    return _any_text(code, "the Kubernetes API server ", " does not answer: ")[1](outcome)
+
+
+def _name_refused(moment: Moment) -> bool:
+    """Tell whether upstream asked an API server for ever that refuses the name of a handle (cni.md §7.3)."""
+    return moment.step["exit_code"] == "timeout" and _on_kubernetes(moment) and "_" in moment.netconf.get("name", "")
+
+
+_EXPECT_NAME, _CHECK_NAME = _any_text(999, "cannot be the name of a Kubernetes object")
+
+
+def _name_told(moment: Moment, step: Step) -> Step:
+    state = dict.fromkeys(("datastore_changed", "container", "host"), ANY)
+    return {**_EXPECT_NAME(moment, step), **state}
 
 
 def _left_link(moment: Moment) -> bool:
@@ -297,7 +318,14 @@ POD_DEVIATIONS: tuple[CNIDeviation, ...] = (
         "an API server that does not answer is told with code 11",
         _unreachable,
         _EXPECT_UNREACHABLE,
-        _CHECK_UNREACHABLE,
+        _told_unreachable,
+    ),
+    CNIDeviation(
+        "7.3",
+        "a network whose name the API server refuses is told at once",
+        _name_refused,
+        _name_told,
+        _CHECK_NAME,
     ),
     CNIDeviation(
         "ruling-1",
