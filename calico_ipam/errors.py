@@ -130,9 +130,10 @@ class InvalidSize(InvalidInput):
 class NotSupported(RefusedError):
     """The datastore does not offer the operation."""
 
-    def __init__(self, operation: str, subject: str, reason: str = "") -> None:
+    def __init__(self, operation: str, subject: str, reason: str = "", *, hint: str = "") -> None:
         tail = f": {reason}" if reason else ""
-        super().__init__(f"operation {operation} is not supported on {subject}{tail}", subject=subject, reason=reason)
+        text = f"operation {operation} is not supported on {subject}{tail}"
+        super().__init__(text, subject=subject, reason=reason, hint=hint)
 
 
 class Unauthorized(RefusedError):

@@ -11,7 +11,8 @@ from calico_ipam.ctl.failures import Told
 from calico_ipam.ctl.options import dry_run_option, namespace_option, yes_option
 from calico_ipam.ctl.output import say
 from calico_ipam.ctl.session import Session, common_options, confirm, pass_session
-from calico_ipam.errors import IPAMError, NotFound
+from calico_ipam.errors import InvalidInput, IPAMError, NotFound
+from calico_ipam.model.resource import CLUSTER_INFORMATION
 
 if TYPE_CHECKING:
     from calico_ipam.engine.resources import Resources
@@ -108,6 +109,11 @@ def _plan(session: Session, targets: list[Target]) -> None:
         say(f"{kind} {name}{more}")
 
 
+def _nameless(resources: Resources, kind: str) -> IPAMError:
+    """Return what calicoctl hears from its datastore when it asks for a resource without a name (cli §8.2)."""
+    return InvalidInput("resource name may not be empty") if resources.server_rules else NotFound(f"{kind}()")
+
+
 def _delete(resources: Resources, targets: list[Target], flag: str | None, *, skip_not_exists: bool) -> None:
     from calico_ipam.ctl.get import namespace_of
     from calico_ipam.ctl.kinds import by_name
@@ -116,8 +122,8 @@ def _delete(resources: Resources, targets: list[Target], flag: str | None, *, sk
     for kind, name, own, revision in targets:
         try:
             namespace = namespace_of(by_name(kind), own, flag)
-            if not name:
-                raise NotFound(f"{kind}({name})")
+            if not name and kind != CLUSTER_INFORMATION:
+                raise _nameless(resources, kind)
             resources.delete(kind, name, namespace, revision)
         except NotFound as error:
             if not skip_not_exists:

@@ -14,6 +14,7 @@ from calico_ipam.ctl.options import namespace_option, yes_option
 from calico_ipam.ctl.output import say
 from calico_ipam.ctl.session import Session, common_options, pass_session
 from calico_ipam.errors import IPAMError
+from calico_ipam.model.resource import IPAM_CONFIGURATION
 
 if TYPE_CHECKING:
     from calico_ipam.engine.resources import Resources
@@ -281,6 +282,10 @@ def _labels(
 
 
 def _store_labels(resources: Resources, resource: Resource, metadata: dict[str, Any], word: str, name: str) -> None:
+    if resource.kind == IPAM_CONFIGURATION and not resources.stored_configuration:
+        # They are kept where the IPAM code reads them, which has no place for labels.
+        hint = "The IPAM settings have no labels."
+        raise Told(f"failed to update {word} {name}, label not changed", hint=hint)
     try:
         resources.update(resource, {**resource.document, "metadata": metadata})
     except IPAMError as error:

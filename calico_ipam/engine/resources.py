@@ -203,7 +203,7 @@ class Resources:
             return self.replace(_with_fixed_fields(kind, before, document), dry_run=dry_run)
         try:
             return self.create(_without_revision(document), dry_run=dry_run)
-        except AlreadyExists:
+        except (AlreadyExists, NotSupported):
             return self.replace(document, dry_run=dry_run)
 
     def update(self, before: Resource, document: Mapping[str, Any]) -> Resource:

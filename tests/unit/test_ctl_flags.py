@@ -9,20 +9,27 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from calico_ipam.ctl.delete import _delete
+from calico_ipam.ctl.failures import Told
 from calico_ipam.ctl.flags import whole_number
 from calico_ipam.ctl.kinds import by_name
 from calico_ipam.ctl.main import cli
 from calico_ipam.ctl.yaml_words import not_yaml
+from calico_ipam.engine.policy import Retry, SystemClock
+from calico_ipam.engine.resources import Resources
+from calico_ipam.engine.world import Engine
+from calico_ipam.errors import NotFound, NotSupported
 from calico_ipam.model.resource import Resource
 from tests.cluster import memory_folder
 from tests.ctl import Ctl
+from tests.memory_kube import MemoryKubeStore
 
 POOL = "apiVersion: projectcalico.org/v3\nkind: IPPool\nmetadata: {name: new}\nspec: {cidr: 10.9.0.0/24}\n"
 
 
 @pytest.fixture(scope="module")
 def ctl() -> Iterator[Ctl]:
-    """A store with a pool; no test of this file changes it."""
+    """A store with a pool; no test of this file changes what another one sees."""
     with tempfile.TemporaryDirectory(dir=memory_folder()) as folder:
         made = Ctl(Path(folder) / "ipam.db")
         made.ok("init", "--node", "node-1", "--ipv4-pool", "10.0.0.0/24")
@@ -270,3 +277,36 @@ def test_who_tells_that_there_is_no_datastore(
 ) -> None:
     result = CliRunner().invoke(cli, command.split(), prog_name="calicoctl", env=environment)
     assert (result.exit_code, result.stdout, result.stderr) == (1, stdout.format(reason), stderr.format(reason))
+
+
+# --- on the Kubernetes API ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def on_kubernetes() -> Resources:
+    clock = SystemClock()
+    return Resources(Engine(MemoryKubeStore(), clock, Retry(clock=clock)), server_rules=True)
+
+
+def test_nodes_are_not_made(on_kubernetes: Resources) -> None:
+    node = Resource.new("Node", "node-9", {}).document
+    with pytest.raises(NotSupported, match=r"^operation Create is not supported on Node\(node-9\)$"):
+        on_kubernetes.create(node)
+    with pytest.raises(NotFound, match=r"^resource does not exist: Node\(node-9\)"):
+        on_kubernetes.apply(node, merge_fixed=False)
+
+
+def test_what_calicoctl_hears_of_a_resource_without_a_name(on_kubernetes: Resources, ctl: Ctl) -> None:
+    with pytest.raises(Told, match=r"^Failed to delete 'IPPool' resource: resource name may not be empty\n$"):
+        _delete(on_kubernetes, [("IPPool", "", "", "")], None, skip_not_exists=False)
+    words = "Failed to delete '{0}' resource: {1}\n\n"
+    missing = "resource does not exist: IPPool() with error: <nil>"
+    assert said(ctl, "delete", "ippool") == (1, "", words.format("IPPool", missing))
+    readonly = "operation delete is not supported on ClusterInformation"
+    assert said(ctl, "delete", "clusterinfo") == (1, "", words.format("ClusterInformation", readonly))
+
+
+def test_settings_have_no_labels(ctl: Ctl) -> None:
+    ctl.ok("ipam", "configure", "--ip-cooldown-seconds=0")
+    stderr = ctl.refused("label", "ipamconfig", "default", "a=b")
+    assert stderr == "failed to update ipamconfig default, label not changed\n"

@@ -29,8 +29,8 @@ def refuse_unwritable(write: Write) -> None:
         reason = "profiles are the cluster's namespaces and service accounts: change those"
         raise NotSupported(type(write).__name__, str(key), reason)
     if key.kind == NODE and not isinstance(write, Update):
-        reason = "nodes are Kubernetes' own: the kubelet registers them"
-        raise NotSupported(type(write).__name__, str(key), reason)
+        hint = "Nodes are Kubernetes' own: the kubelet registers them."
+        raise NotSupported(type(write).__name__, str(key), hint=hint)
     if key == ResourceKey(KUBE_CONTROLLERS_CONFIGURATION, "default") and not isinstance(write, Delete):
         _check_labels_are_synchronised(key, write.value)
 
