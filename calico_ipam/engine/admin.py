@@ -171,7 +171,7 @@ def remove_ipam_host(engine: Engine, owner: BlockOwner) -> None:
             engine.store.commit(Delete(engine.store.get(key)))
         except (NotFound, NotSupported):
             return
-        except LOST as error:
+        except (*LOST, OutcomeUnknown) as error:
             log.debug("removing %s: %s; trying again", key, error)
             continue
         return

@@ -27,6 +27,7 @@ from calico_ipam.errors import (
     IPAMError,
     MaxAllocReached,
     NoFreeBlocks,
+    NotFound,
     StoreError,
 )
 from calico_ipam.model.affinity import BlockOwner
@@ -84,6 +85,7 @@ class _Job:
         self.found: list[AssignedAddress] = []
         self.messages: list[str] = []
         self.hints: list[str] = []
+        self.failure: IPAMError | None = None  #: why the block that was tried last could not be written
 
     @property
     def missing(self) -> int:
@@ -137,7 +139,13 @@ class _Job:
         while self.missing > 0:
             block = source.next(at_least=1)
             owner = self.request.owner if self.world.config.strict_affinity else None
-            self.take(block, owner)
+            self.failure = None
+            taken = self.take(block, owner)
+            gone = taken is None and self.failure is None
+            if gone or (taken is not None and self.failure is not None):
+                self.say(WRITE_FAILED)
+            if (gone or self.failure is not None) and not source.offer_again(block, gone=gone):
+                raise self.failure or NotFound(str(block.key))
         self.engine.familiar.note(self.request.owner, self.version, source.looked)
 
     def _borrow(self, blocks: BlockMap) -> None:
@@ -187,7 +195,7 @@ class _Job:
                 continue
             except (StoreError, BlockOwnerMismatch) as error:
                 log.warning("cannot assign from %s: %s", block.key, error)
-                self.say(WRITE_FAILED)
+                self.failure = error
                 return block
             self.holding = written.holding
             borrowed = not written.block.value.owned_by(request.owner)
@@ -208,6 +216,7 @@ class _Job:
             return snapshot.entry(block.key)
         except StoreError as error:
             log.warning("%s cannot be read again: %s", block.key, error)
+            self.failure = error
             return None
 
     def _take_held(self) -> bool:

@@ -63,6 +63,8 @@ class BlockSource:
         self._free = 0
         self._map: BlockMap | None = None
         self._looked_again = False
+        self._claimed: set[Network] = set()  # in this call
+        self._again: set[Network] = set()  # offered once more
 
     def next(self, at_least: int) -> Entry:
         """Return the next block with ``at_least`` free addresses.
@@ -89,9 +91,29 @@ class BlockSource:
                 hint="AutoAllocateBlocks is off and the blocks this host owns are full: claim one for it first.",
             )
         block = self._claim(at_least)
+        if all(row.cidr != block.cidr for row in self._family.rows):
+            self._claimed.add(block.cidr)
         self.looked.append(block.cidr)
         self._owned += 1
         return block
+
+    def offer_again(self, block: Entry, *, gone: bool = False) -> bool:
+        """Let a block that could not be written, or is ``gone``, be found once more before others are claimed.
+
+        False: it was claimed in this call, and it is the second time. Then no other would do better, and each try
+        would leave one more empty block behind (limit L29).
+        """
+        cidr = block.cidr
+        again, claimed = cidr in self._again, cidr in self._claimed
+        self._again.add(cidr)
+        if again:
+            return not claimed
+        if self._map is not None:
+            self._map.offer(cidr)
+            if gone:
+                self._map.forget(cidr)
+        self._owned -= claimed
+        return True
 
     def blocks(self) -> BlockMap:
         """Return all blocks of the family: listed at the first call, corrected since."""

@@ -72,6 +72,10 @@ class BlockMap:
         """Do not offer this CIDR again in this call."""
         self._tried.add(cidr)
 
+    def offer(self, cidr: Network) -> None:
+        """Offer a CIDR again that was set aside."""
+        self._tried.discard(cidr)
+
     def tried(self, cidr: Network) -> bool:
         return cidr in self._tried
 

@@ -36,6 +36,45 @@ def _half_claim_hooks(moment: Moment) -> list[Hook]:
     return hooks_of(moment, kind="affinity", call="update") + hooks_of(moment, kind="affinity", call="delete")
 
 
+def left_pending(moment: Moment, ours: State) -> list[str]:
+    """Return the rows that upstream leaves pending, because it could not look for their block, or not make it."""
+    failing = [*hooks_of(moment, kind="block", call="get"), *hooks_of(moment, kind="block", call="create")]
+    if moment.step.op not in CLAIMS or not any(h.when == "before" and h.error for h in failing):
+        return []
+    return [
+        key
+        for key, _, _ in rows(moment.after)
+        if key in moment.step.changed and key not in ours and moment.after[key].get("state") == "pending"
+    ]
+
+
+def no_row(moment: Moment, expected: Expectation, ours: State) -> None:
+    for key in left_pending(moment, ours):
+        expected.after.pop(key, None)
+
+
+def settings_reread(moment: Moment, ours: State) -> bool:
+    reads = hooks_of(moment, kind="config", call="get")
+    return bool(reads) and bool(hooks_missed(moment, ours))
+
+
+def _blocks_gone(moment: Moment) -> list[str]:
+    """Return the blocks that somebody deletes when upstream is about to write them."""
+    hooks = [h for call in ("update", "delete") for h in hooks_of(moment, kind="block", call=call, when="before")]
+    return [key for hook in hooks for key in hook.delete if key in moment.before]
+
+
+def block_gone(moment: Moment, ours: State) -> bool:
+    told = (moment.step.error or {}).get("identifier", "").startswith("BlockKey")
+    gone = moment.step.op in ("assign_ip", "release_ips", "release_by_handle") and told
+    return gone and bool(_blocks_gone(moment))
+
+
+def as_if_never_there(moment: Moment, expected: Expectation, ours: State) -> None:
+    gone = _blocks_gone(moment)
+    take(expected, rerun(moment, {k: v for k, v in ours.items() if k not in gone}, ()), moment)
+
+
 def claim_disturbed(moment: Moment, ours: State) -> bool:
     about = (moment.step.error or {}).get("identifier", "")
     gone = (moment.step.error or {}).get("type") == "errors.ErrorResourceDoesNotExist"
@@ -54,7 +93,11 @@ def next_block(moment: Moment, expected: Expectation, ours: State) -> None:
 
 
 def answer_lost(moment: Moment, ours: State) -> bool:
-    return bool(hooks_of(moment, when="after", error="datastore"))
+    if moment.step.op == "release_block_affinity" or not hooks_of(moment, when="after", error="datastore"):
+        return False  # the former is one attempt: who makes it is told that its outcome is not known
+    outcome = rerun(moment, ours, ())
+    recorded = Expectation.recorded(moment)
+    return (outcome.result, outcome.error, outcome.after) != (recorded.result, recorded.error, recorded.after)
 
 
 def _put_by_own_host(moment: Moment) -> list[str]:
@@ -119,7 +162,7 @@ def row_unchanged(moment: Moment, expected: Expectation, ours: State) -> None:
     for hook in _half_release_hooks(moment):
         if hook.call == "delete":
             continue
-        if hook.error or (moment.step.error or {}).get("type") == "errors.ErrorResourceUpdateConflict":
+        if hook.error or hook.delete or (moment.step.error or {}).get("type") == "errors.ErrorResourceUpdateConflict":
             # There is no such write that could fail, or lose.
             as_if_undisturbed(moment, expected, ours)
         else:
@@ -132,14 +175,21 @@ def reclaim_fails(moment: Moment, ours: State) -> bool:
 
 
 def node_unread(moment: Moment, ours: State) -> bool:
-    """After a release upstream reads the node of the block's host, whether or not the block could be given back."""
-    reads = hooks_of(moment, kind="node", call="get") if moment.step.op in ("release_ips", "release_by_handle") else []
+    """After a release upstream reads the node of the block's host, and pools, whether or not it could be given back."""
+    reads = _reads_after(moment)
     missed = hooks_missed(moment, ours) if reads else []
     return any(hook in missed for hook in reads)
 
 
+def _reads_after(moment: Moment) -> list[Hook]:
+    if moment.step.op not in ("release_ips", "release_by_handle"):
+        return []
+    return [*hooks_of(moment, kind="node", call="get"), *hooks_of(moment, kind="ippool", call="list")]
+
+
 def nothing_surfaces(moment: Moment, expected: Expectation, ours: State) -> None:
-    expected.hooks_that_may_miss |= {i for i, hook in enumerate(moment.step.hooks) if hook.kind == "node"}
+    reads = _reads_after(moment)
+    expected.hooks_that_may_miss |= {i for i, hook in enumerate(moment.step.hooks) if hook in reads}
 
 
 # --- handles and reads ---------------------------------------------------------------------------------------
@@ -148,13 +198,36 @@ def nothing_surfaces(moment: Moment, expected: Expectation, ours: State) -> None
 def counts_down_in_steps(moment: Moment, ours: State) -> bool:
     """A release by handle is disturbed where upstream counts the handle down block by block."""
     steps = hooks_of(moment, kind="handle", call="update")
+    steps += [hook for hook in hooks_of(moment, kind="handle", call="get") if hook.nth > 1]
     missed = hooks_missed(moment, ours) if moment.step.op == "release_by_handle" and steps else []
     return any(hook in missed for hook in steps)
 
 
 def handle_fails(moment: Moment, ours: State) -> bool:
-    writes = [*hooks_of(moment, kind="handle", call="create"), *hooks_of(moment, kind="handle", call="update")]
-    return moment.step.op == "auto_assign" and any(hook.error for hook in writes)
+    return moment.step.op == "auto_assign" and any(hook.call != "get" for hook in _failing_handle(moment))
+
+
+def _failing_handle(moment: Moment) -> list[Hook]:
+    return hooks_of(moment, kind="handle", when="before", error="datastore")
+
+
+def handle_keeps(moment: Moment, ours: State) -> bool:
+    """The handle can be read, or written, only after the block was; for ours both are one."""
+    calls = {"assign_ip": {"create", "update"}, "release_by_handle": {"update", "delete"}}
+    calls["release_ips"] = {"get", "update", "delete"}
+    wanted = calls.get(moment.step.op, set())
+    missed = hooks_missed(moment, ours) if wanted else []
+    failing = _failing_handle(moment)
+    if moment.step.op == "release_by_handle":
+        failing += hooks_of(moment, kind="ippool", call="list", error="datastore")
+        wanted = wanted | {"list"}
+    return moment.step.error is None and any(h.call in wanted and h not in missed for h in failing)
+
+
+def nothing_changes(moment: Moment, expected: Expectation, ours: State) -> None:
+    expected.error = {"type": "errors.ErrorDatastoreError", "text": "injected failure"}
+    expected.result = {"unallocated": [], "released": []} if moment.step.op == "release_ips" else None
+    expected.after = dict(ours)
 
 
 def say_so(moment: Moment, expected: Expectation, ours: State) -> None:
@@ -164,12 +237,13 @@ def say_so(moment: Moment, expected: Expectation, ours: State) -> None:
 
 
 def prelude_fails(moment: Moment, ours: State) -> bool:
-    failing = [h for h in hooks_of(moment, kind="handle", call="get", when="before", error="datastore") if h.nth == 1]
-    return moment.step.op == "auto_assign" and bool(failing)
+    failing = [h for h in _failing_handle(moment) if h.call == "get" and h.nth == 1]
+    failing += hooks_of(moment, kind="affinity", call="get", when="before", error="datastore")  # read by the list
+    missed = hooks_missed(moment, ours) if moment.step.op == "auto_assign" and failing else failing
+    return any(hook not in missed for hook in failing)
 
 
 def store_error(moment: Moment, expected: Expectation, ours: State) -> None:
-    key = f"IPAMHandleKey(id={moment.step.args['handle']})"
-    expected.error = {"type": "errors.ErrorDatastoreError", "text": "injected failure", "identifier": key}
+    expected.error = {"type": "errors.ErrorDatastoreError", "text": "injected failure"}
     expected.result = {"ipv4": None, "ipv6": None}
     expected.after = dict(ours)

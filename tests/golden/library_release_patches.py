@@ -91,13 +91,19 @@ def _within(network: str, cidr: str) -> bool:
     return contains(parse_network(network), parse_network(cidr))
 
 
+def _taken_away(moment: Moment) -> set[str]:
+    """Return what somebody deletes during the step."""
+    return {key for hook in moment.step.hooks for key in hook.delete}
+
+
 def stale_rows(moment: Moment) -> list[tuple[str, str]]:
     """Return the rows that upstream leaves although their block is missing or somebody else's."""
     if moment.step.error is not None and moment.step.op in ("release_affinity", "release_pool_affinities"):
         return []  # it has stopped on the way
     found = []
+    gone = _taken_away(moment)
     for owner, cidr in _released(moment, moment.after):
-        block = moment.before.get(block_key(cidr))
+        block = None if block_key(cidr) in gone else moment.before.get(block_key(cidr))
         stale = block is None or (block.get("affinity") or owner) != owner
         if stale and (moment.step.op != "auto_assign" or row_key(owner, cidr) in moment.before):
             found.append((owner, cidr))
@@ -119,6 +125,7 @@ def _rowless(moment: Moment) -> list[tuple[str, str]]:
     if op == "release_affinity" and (moment.step.error or {}).get("text", "").startswith("The requested CIDR"):
         return []  # it was refused
     found = []
+    gone = _taken_away(moment)
     for key, block in blocks(moment.after):
         owner = block.get("affinity") or ""
         if op == "release_affinity":
@@ -129,7 +136,8 @@ def _rowless(moment: Moment) -> list[tuple[str, str]]:
         if op in ("release_ips", "release_by_handle") and key in moment.step.changed and empty(block):
             host = owner.partition(":")[2]
             wanted = bool(host) and _unselecting(moment.before, host, block["cidr"]) is not None  # §13.4
-        if wanted and key in moment.before and row_key(owner, block["cidr"]) not in moment.before:
+        row = row_key(owner, block["cidr"])
+        if wanted and key in moment.before and (row not in moment.before or row in gone):
             found.append((owner, str(block["cidr"])))
     return found
 

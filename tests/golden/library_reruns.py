@@ -167,6 +167,8 @@ def _hidden_block(moment: Moment, ours: State) -> tuple[str, int] | None:
     It looks only where the enabled pool of the address has a block today.
     """
     text = (moment.step.error or {}).get("text", "")
+    if moment.step.hooks:
+        return None  # it goes away in the middle
     lost = ("No valid IPPool", "is not in a configured pool", "with error: <nil>")
     if moment.step.op not in LOOKS or not any(words in text for words in lost):
         return None

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 
 import pytest
 
-from calico_ipam.datastore.api import Datastore, Deadline, Delete, Update, Write
+from calico_ipam.datastore.api import Datastore, Deadline, Delete, Entry, Update, Write
 from calico_ipam.datastore.documents import DocumentStore, RawWrite
 from calico_ipam.datastore.kube.api import Request
+from calico_ipam.datastore.passing import PassingStore
 from calico_ipam.datastore.paths import path_of
 from calico_ipam.engine.client import IPAM
 from calico_ipam.engine.policy import Retry
@@ -32,7 +33,7 @@ from calico_ipam.model.affinity import HOST, VIRTUAL, BlockOwner
 from calico_ipam.model.block import Block, ReleaseOption
 from calico_ipam.model.handle import Handle
 from calico_ipam.model.handle_names import vm_handle
-from calico_ipam.model.keys import AffinityKey, BlockKey, ConfigKey, HandleKey
+from calico_ipam.model.keys import AffinityKey, BlockKey, Blocks, ConfigKey, HandleKey
 from tests.cluster import Cluster, ManualClock, cluster
 from tests.faulty import Fault, FaultyStore
 from tests.invariants import violations
@@ -386,6 +387,28 @@ def test_l29_a_handle_that_cannot_be_kept_is_refused_first(world: Cluster, handl
     with pytest.raises(InvalidInput):
         world.ipam.assign_ip(parse_address("10.0.0.1"), handle=handle, hostname="node-1")
     assert world.store.total == 0
+
+
+class RefusingStore(PassingStore):
+    """A store that answers every write of a handle with an error of its own."""
+
+    def commit(self, *writes: Write) -> Sequence[Entry]:
+        if any(isinstance(write.key, HandleKey) for write in writes):
+            raise StoreError("handles are not welcome", subject=str(writes[0].key))
+        return self.inner.commit(*writes)
+
+
+@pytest.mark.parametrize("owned", [False, True])
+def test_l29_what_can_never_be_written_claims_no_further_blocks(world: Cluster, owned: bool) -> None:
+    if owned:
+        world.block(OWN, owner="node-1")
+    refusing = IPAM(RefusingStore(world.store.inner), clock=world.clock)
+    with pytest.raises(StoreError, match="handles are not welcome") as caught:
+        refusing.auto_assign(use="Workload", num4=1, handle="h", hostname="node-1")
+    assert ips(caught.value.partial) == []  # type: ignore[attr-defined]  # documented in client.py
+    assert len(list(world.store.inner.list(Blocks()))) == 1 + owned
+    assert len(world.auto(handle="h")) == 1
+    assert violations(world.store.inner) == []
 
 
 def test_l30_a_block_that_cannot_be_read_is_taken(world: Cluster) -> None:
