@@ -94,8 +94,11 @@ class AddressSource:
             return self._assigned()
         delegate = IPAMDelegate(self.call, self.store)
         result = self._checked(delegate, delegate.ask_for_addresses())
-        migrating = delegate.ours and self.identity.has_launchers_name and not result.routes
-        return Offer(result, self._undo(delegate, result), host_routes=not migrating)
+        return Offer(result, self._undo(delegate, result), host_routes=not self._is_migrating(delegate, result))
+
+    def _is_migrating(self, delegate: IPAMDelegate, result: Result) -> bool:
+        """Tell whether the addresses are still another pod's, whose host has the routes to them (§15.3)."""
+        return delegate.ours and self.identity.has_launchers_name and not result.routes
 
     def _assigned(self) -> Offer:
         """Have the addresses of the annotation assigned, after those of the pod's former sandbox are free (§15.21)."""
@@ -105,9 +108,11 @@ class AddressSource:
             result = self._checked(delegate, delegate.ask_for_addresses())
         except CNIError as error:
             raise self._explained(error) from error
-        order = [ip_interface(address) for address in self.asked.assigned]
-        ips = sorted(result.ips, key=lambda ip: order.index(ip_interface(ip.address.ip)))
-        return Offer(Result(ips=tuple(ips)), self._undo(delegate, result))
+        order = {address: place for place, address in enumerate(self.asked.assigned)}
+        # A virtual machine keeps the addresses that it has, whatever the annotation of its new pod asks for.
+        ips = sorted(result.ips, key=lambda ip: order.get(ip.address.ip, len(order)))
+        migrating = self._is_migrating(delegate, result)
+        return Offer(Result(ips=tuple(ips)), self._undo(delegate, result), host_routes=not migrating)
 
     def _checked(self, delegate: IPAMDelegate, text: str) -> Result:
         """Return what an IPAM plugin printed if an address is in it; else give back what it took. Raises CNIError."""

@@ -119,6 +119,24 @@ def test_a_target_has_no_route_on_the_host_yet(farm: Farm) -> None:
     assert HOST_NAME not in farm.bench.dataplane.pairs, "each pod has a link of its own"
 
 
+def test_a_machine_keeps_its_address_whatever_its_pod_asks_for(farm: Farm) -> None:
+    ip = add(farm)["ips"][0]["address"].partition("/")[0]
+    farm.pod(SECOND, migration="m-1")
+    for name in (FIRST, SECOND):
+        pod = farm.bench.api.objects[f"/api/v1/namespaces/test/pods/{name}"]
+        pod["metadata"].setdefault("annotations", {})["cni.projectcalico.org/ipAddrs"] = '["10.65.0.9"]'
+    for name, container, routes in ((FIRST, Y, True), (SECOND, Z, False)):
+        found = answer(farm.bench.call("ADD", pod=name, container=container, netns=f"/run/netns/{name}"))
+        assert [entry["address"] for entry in found["ips"]] == [f"{ip}/32"]
+        (request,) = [
+            pair.request
+            for pair in farm.bench.dataplane.pairs.values()
+            if pair.request is not None and pair.request.netns.endswith(name)
+        ]
+        assert request.host_routes is routes
+    assert farm.bench.addresses() == [ip]
+
+
 def test_a_target_without_a_source(farm: Farm) -> None:
     farm.pod(SECOND, migration="m-1")
     text = told(farm.bench.ipam("ADD", pod=SECOND, container=Y))
