@@ -71,13 +71,19 @@ def wait_for_policy(call: Call, endpoint: Resource, mac: str) -> None:
 
 
 def _problem(file: Path, expected: Expected) -> str:
-    """Return why the file does not say that the endpoint is ready; empty: it does. Its mere existence says so."""
+    """Return why the file does not say that the endpoint is ready; empty: it does.
+
+    Its mere existence says so, whatever it holds, unless it holds the beginning of what Felix writes, or that of
+    another endpoint.
+    """
     try:
         content = file.read_bytes()
     except FileNotFoundError:
         return "there is no such file"
     except OSError as error:
         return str(error)
+    if not content.lstrip().startswith(b"{"):
+        return ""
     try:
         status = gojson.load(content)
     except gojson.GoJSONError as error:

@@ -40,6 +40,8 @@ def write(bench: PodBench, content: Any) -> None:
         {"ifaceName": HOST_NAME, "mac": MAC.upper()},
         {"ifaceName": "", "mac": "", "ipv4Nets": [], "ipv6Nets": None},
         [],
+        "",
+        "ready",
     ],
 )
 def test_a_file_that_fits_is_waited_for_no_longer(bench: PodBench, content: Any) -> None:
