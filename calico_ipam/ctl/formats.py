@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -88,7 +90,9 @@ def list_document(kind: str, resources: Sequence[Resource], revision: str) -> di
 def as_json(value: Any) -> str:
     """Return JSON as Go's encoder indents it, without a line feed at the end."""
     text = json.dumps(value, indent=2, ensure_ascii=False)
-    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+    for sign in "&<>\u2028\u2029":
+        text = text.replace(sign, f"\\u{ord(sign):04x}")
+    return text
 
 
 def as_yaml(value: Any) -> str:
@@ -102,7 +106,7 @@ def as_yaml(value: Any) -> str:
         style = None
         if "\n" in value:
             style = "|"
-        elif value in ("y", "n", "Y", "N") or dumper.resolve(yaml.ScalarNode, value, (True, False)) != _TEXT:
+        elif _means_more(value) or dumper.resolve(yaml.ScalarNode, value, (True, False)) != _TEXT:
             style = '"'
         return dumper.represent_scalar(_TEXT, value, style=style)
 
@@ -114,6 +118,15 @@ def as_yaml(value: Any) -> str:
 
 
 _TEXT = "tag:yaml.org,2002:str"
+_NUMBER = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+_BASE_60 = re.compile(r"[-+]?[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?")
+
+
+def _means_more(text: str) -> bool:
+    """Tell whether Go's YAML takes a text for something else, where Python's does not: 1e3, 08, 00:11:22:33:44:55."""
+    if text in ("y", "n", "Y", "N") or _BASE_60.fullmatch(text):
+        return True
+    return _NUMBER.fullmatch(text) is not None and math.isfinite(float(text))
 
 
 def columns_table(kind: Kind, headings: Sequence[str], resources: Sequence[Resource]) -> str:

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from calico_ipam.ctl.delete import _delete
 from calico_ipam.ctl.failures import Told
 from calico_ipam.ctl.flags import whole_number
+from calico_ipam.ctl.formats import as_json, as_yaml
 from calico_ipam.ctl.kinds import by_name
 from calico_ipam.ctl.main import cli
 from calico_ipam.ctl.yaml_words import not_yaml
@@ -310,3 +311,25 @@ def test_settings_have_no_labels(ctl: Ctl) -> None:
     ctl.ok("ipam", "configure", "--ip-cooldown-seconds=0")
     stderr = ctl.refused("label", "ipamconfig", "default", "a=b")
     assert stderr == "failed to update ipamconfig default, label not changed\n"
+
+
+# --- documents ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["1e3", "08", "1.", ".5", "+4", "0x1f", "1_000", "00:11:22:33:44:55", "1:30", "y", "off", "~", "", "2026-08-20"],
+)
+def test_texts_that_would_be_something_else_are_quoted(text: str) -> None:
+    assert as_yaml({"a": text}) == f'a: "{text}"\n'
+
+
+@pytest.mark.parametrize(
+    "text", ["66:1f:22:33:44:55", "1e999", "fd00::1", "10.0.0.0/24", "2026-08-20 10:11:12.1 +0000 UTC"]
+)
+def test_other_texts_are_not(text: str) -> None:
+    assert as_yaml({"a": text}) == f"a: {text}\n"
+
+
+def test_signs_that_go_escapes() -> None:
+    assert as_json("<a & b>\u2028\u00e9") == '"\\u003ca \\u0026 b\\u003e\\u2028\u00e9"'
