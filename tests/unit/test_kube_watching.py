@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import socket
 import threading
@@ -17,7 +18,7 @@ from calico_ipam.datastore.kube import watch as watching
 from calico_ipam.datastore.kube.store import KubernetesStore
 from calico_ipam.errors import DeadlineExceeded, StoreUnavailable
 from calico_ipam.model.keys import Blocks, Handles, Resources
-from calico_ipam.model.resource import WORKLOAD_ENDPOINT
+from calico_ipam.model.resource import PROFILE, WORKLOAD_ENDPOINT
 from tests.bad_api import BadApi, Behaviour, Received, answering, closing, hanging, in_turn, status_body
 from tests.clock import SOON, seconds_since
 
@@ -108,6 +109,32 @@ def test_a_watch_that_nobody_waits_for_is_closed_with_its_socket(whole: bool) ->
         (store if whole else watch).close()
         assert ended.wait(PATIENCE)  # and `watch` is still there
         assert list(watch) == []
+
+
+@pytest.mark.parametrize("end", ["close", "forget", "close the store"])
+def test_a_watch_of_profiles_leaves_no_thread(end: str) -> None:
+    """It has one for the namespaces and one for the service accounts."""
+
+    def threads() -> int:
+        return sum(each.name == "calico-ipam-profiles" for each in threading.enumerate())
+
+    def behaviour(client: socket.socket, request: Received) -> None:
+        (open_ended(bookmark("9")) if "watch=true" in request.path else listing("5"))(client, request)
+
+    with BadApi(behaviour) as bad, KubernetesStore(bad.settings()) as store:
+        watch: Any = store.watch(Resources(PROFILE), "")
+        assert set(next(watch).revision.split("/")) <= {"5", "9"}  # as far as each has come
+        assert threads() == 2
+        if end == "forget":
+            del watch
+            gc.collect()
+        else:
+            (store if "store" in end else watch).close()
+            assert list(watch) == []
+        until = time.monotonic() + PATIENCE
+        while threads():
+            assert time.monotonic() < until, "waited in vain"
+            time.sleep(0.01)
 
 
 def test_a_deadline_closes_the_socket() -> None:
