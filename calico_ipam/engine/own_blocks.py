@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from itertools import takewhile
 
-from calico_ipam.datastore.api import Delete, Entry, Snapshot
+from calico_ipam.datastore.api import Delete, Entry, Snapshot, lost
 from calico_ipam.engine.affinity_release import release_affinity
 from calico_ipam.engine.claim import block_of_row, claim_block
 from calico_ipam.engine.prepare import Family, in_pools
@@ -26,6 +26,8 @@ from calico_ipam.errors import (
     DeadlineExceeded,
     IPAMError,
     NoFreeBlocks,
+    NotFound,
+    OutcomeUnknown,
     RefusedError,
     StaleAffinity,
     StoreDamaged,
@@ -277,21 +279,34 @@ class BlockSource:
             self.blocks().learn(entry)
 
     def _reclaim(self, empty: Entry) -> bool:
-        """Take an empty block from its owner; it must still be as it was listed."""
+        """Take an empty block from its owner; it must still be as it was listed.
+
+        When somebody else, or our own write whose answer was lost, has removed it, the place is free all the same.
+        """
+        for _ in range(2):
+            try:
+                self._take_empty(empty)
+            except (DeadlineExceeded, StoreUnavailable):
+                raise
+            except (NotFound, OutcomeUnknown) as error:
+                if isinstance(error, NotFound) and lost(error) is None:
+                    break  # there was neither row nor block of the owner
+                log.debug("taking empty block %s: %s; looking again", empty.cidr, error)
+                continue
+            except IPAMError as error:
+                log.info("empty block %s of %s could not be taken over: %s", empty.cidr, empty.affinity, error)
+                return False
+            break
+        else:
+            return False
+        self.blocks().forget(empty.cidr)
+        return True
+
+    def _take_empty(self, empty: Entry) -> None:
         block: Block = empty.value
         owner = block.owner
-        try:
-            if owner is None:
-                # Nobody owns it, so nobody will ever delete it: limit L9.
-                self._engine.store.commit(Delete(empty))
-            else:
-                release_affinity(
-                    self._engine, owner, block.cidr, must_be_empty=True, sequence_number=block.sequence_number
-                )
-        except (DeadlineExceeded, StoreUnavailable):
-            raise
-        except IPAMError as error:
-            log.info("empty block %s of %s could not be taken over: %s", block.cidr, block.affinity, error)
-            return False
-        self.blocks().forget(block.cidr)
-        return True
+        if owner is None:
+            # Nobody owns it, so nobody will ever delete it: limit L9.
+            self._engine.store.commit(Delete(empty))
+        else:
+            release_affinity(self._engine, owner, block.cidr, must_be_empty=True, sequence_number=block.sequence_number)
