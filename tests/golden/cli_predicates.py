@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
+from ipaddress import ip_network
+from typing import Any
 
 import click
 
 from calico_ipam.ctl.main import cli
+from calico_ipam.model.resource import mapping
 from tests.golden.cli_replay import Result, Step, differences, wanted_address
 
 
@@ -92,6 +96,26 @@ def kept_unattributed(step: Step, result: Result) -> bool:
 
 def nothing_changed(_step: Step, result: Result) -> bool:
     return result.exit_code == 1 and not result.changed and bool(result.stderr)
+
+
+def freed(step: Step, changed: Mapping[str, Any]) -> set[str]:
+    """Return the addresses that a change of blocks makes free."""
+    found = set()
+    for key, document in changed.items():
+        before, after = (mapping(each or {}).get("spec", each or {}) for each in (step.before.get(key), document))
+        if "allocations" in before:
+            first = ip_network(before["cidr"]).network_address
+            left = after.get("allocations") or [None] * len(before["allocations"])
+            pairs = zip(before["allocations"], left, strict=True)
+            found |= {str(first + i) for i, (old, new) in enumerate(pairs) if old is not None and new is None}
+    return found
+
+
+def used_since(step: Step) -> set[str]:
+    """Return the addresses that upstream frees although an endpoint has them."""
+    users = [str(value) for key, value in step.before.items() if "/workloadendpoints/" in key or key.startswith("Pod/")]
+    gone = freed(step, step.recorded.get("datastore_changed") or {})
+    return {each for each in gone if any(re.search(rf"'{re.escape(each)}(/\d+)?'", user) for user in users)}
 
 
 def unknown_command(step: Step) -> str:
