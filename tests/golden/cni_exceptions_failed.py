@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from calico_ipam.model.endpoint_names import veth_name_for_container, veth_name_for_workload
 from tests.golden.cni_exceptions import (
     SUCCESS,
     CNIDeviation,
@@ -18,7 +19,7 @@ from tests.golden.cni_exceptions import (
     _no_dataplane,
     _same_netns,
 )
-from tests.golden.cni_exceptions_pods import _feature_off, _negative, _no_policy, _second
+from tests.golden.cni_exceptions_pods import _args, _feature_off, _negative, _no_policy, _second
 from tests.golden.cni_host import Outcome
 from tests.golden.cni_match import ANY
 from tests.golden.cni_replay import Moment, Step
@@ -70,29 +71,45 @@ def _without_ipam(_moment: Moment, step: Step) -> Step:
 # --- links: 15.17 ------------------------------------------------------------------------------------------
 
 
-def _links(step: Step) -> set[tuple[str, str]]:
-    pods = {(pod, link["ifname"]) for pod, found in step.get("container", {}).items() for link in found["links"]}
-    return pods | {("host", name) for name in step.get("host", {})}
+def _pair(moment: Moment) -> tuple[str, str, str]:
+    """Return the pair that a call is about: the sandbox, the name of the link in it, and the one on the host."""
+    env, args = moment.step["env"], _args(moment)
+    namespace, pod = args.get("K8S_POD_NAMESPACE", ""), args.get("K8S_POD_NAME", "")
+    if namespace and pod:
+        host = veth_name_for_workload(namespace, pod, env.get("FELIX_INTERFACEPREFIX", ""))
+    else:
+        host = veth_name_for_container(env.get("CNI_CONTAINERID", ""))
+    return env.get("CNI_NETNS", ""), env.get("CNI_IFNAME", ""), host
 
 
-def _before(moment: Moment) -> Step:
-    """Return the run before a run, an empty step when it is the first."""
-    earlier = moment.earlier()
-    return earlier[-1].step if earlier else {}
+def _left(moment: Moment) -> list[tuple[str, str, str]]:
+    """Return the pairs that upstream's failed ADDs have left and that still stand after a run."""
+    found: list[tuple[str, str, str]] = []
+    stood: set[str] = set()
+    for run in (*moment.earlier(), moment):
+        host = set(run.step.get("host", {}))
+        pair = _pair(run)
+        if run.verb == "ADD":
+            found = [other for other in found if other[2] != pair[2]]
+            if _failed_add(run) and not _meets_leftover(run) and pair[2] in host - stood:
+                found.append(pair)
+        stood = host - {other[2] for other in found}
+        found = [other for other in found if other[2] in host]
+    return found
 
 
 def _leaves_link(moment: Moment) -> bool:
-    """Tell whether a failed ADD left a link that it had made; what the case itself made meanwhile is no such link."""
-    if not _failed_add(moment) or _meets_leftover(moment):
-        return False
-    at = moment.earlier()[-1].index + 1 if moment.earlier() else 0
-    made_by_hand = any(step["op"] in ("ip", "netns_add") for step in moment.case["steps"][at : moment.index])
-    return not made_by_hand and bool(_links(moment.step) - _links(_before(moment)))
+    return bool(_left(moment))
 
 
-def _as_before(moment: Moment, step: Step) -> Step:
-    before = _before(moment)
-    return {**step, "container": before.get("container", {}), "host": before.get("host", {})}
+def _without_left(moment: Moment, step: Step) -> Step:
+    host, container = dict(step.get("host", {})), dict(step.get("container", {}))
+    for netns, ifname, name in _left(moment):
+        host.pop(name, None)
+        links = container.get(netns, {}).get("links", [])
+        if all(link["ifname"] == ifname for link in links):
+            container.pop(netns, None)
+    return {**step, "host": host, "container": container}
 
 
 # --- rulings 1 and 2: leftovers that nobody lives behind make way ------------------------------------------
@@ -106,6 +123,21 @@ def _meets_leftover(moment: Moment) -> bool:
 def _after_leftover(moment: Moment) -> bool:
     found = [_TAKEN.search(other.message) for other in moment.earlier() if _meets_leftover(other)]
     return any(taken is not None and taken[1] in moment.step.get("host", {}) for taken in found)
+
+
+# --- our own IPAM plugin, which nobody has to find ---------------------------------------------------------
+
+
+def _own_not_found(moment: Moment) -> bool:
+    return moment.message.startswith('failed to find plugin "calico-ipam" in path ')
+
+
+def _found_all_the_same(moment: Moment, step: Step) -> Step:
+    return {**step, **SUCCESS}
+
+
+def _networked_if_added(outcome: Outcome) -> str:
+    return _networked(outcome) if outcome.stdout else ""
 
 
 # --- 15.7: floating addresses that the pod cannot have -----------------------------------------------------
@@ -131,7 +163,7 @@ FAILED_DEVIATIONS: tuple[CNIDeviation, ...] = (
         _nothing_held,
     ),
     CNIDeviation("15.5", "after that, DEL finds nothing to release", _after_leak, _without_ipam),
-    CNIDeviation("15.17", "a failed ADD removes the link that it made", _leaves_link, _as_before),
+    CNIDeviation("15.17", "a failed ADD removes the link that it made", _leaves_link, _without_left),
     CNIDeviation(
         "ruling-2",
         "a leftover link that still has the address's route, and that nobody lives behind, makes way",
@@ -141,6 +173,14 @@ FAILED_DEVIATIONS: tuple[CNIDeviation, ...] = (
         resync=True,
     ),
     CNIDeviation("ruling-2", "the leftover is gone for good", _after_leftover, _mapped(host=ANY)),
+    CNIDeviation(
+        "design-6",
+        "calico-ipam runs in the process of calico, wherever its program is",
+        _own_not_found,
+        _found_all_the_same,
+        _networked_if_added,
+        resync=True,
+    ),
     CNIDeviation(
         "15.7",
         "a floating address that the pod cannot have is told instead of crashing",
