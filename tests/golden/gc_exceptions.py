@@ -241,6 +241,23 @@ def _removed(moment: Moment) -> State:
     return {key: value for key, value in moment.after.items() if key not in _left_over(moment)}
 
 
+def _emptied(moment: Moment) -> list[BlockKey]:
+    """Blocks of nobody that upstream empties by cooling down, and then leaves for ever."""
+    return [
+        key
+        for key, value in moment.after.items()
+        if isinstance(key, BlockKey)
+        and value.affinity is None
+        and not list(value.taken())
+        and list(getattr(moment.before.get(key), "taken", tuple)())
+        and key not in moment.ours
+    ]
+
+
+def _without_emptied(moment: Moment) -> State:
+    return {key: value for key, value in moment.after.items() if key not in _emptied(moment)}
+
+
 # --- what is open ----------------------------------------------------------------------------------------------
 
 
@@ -311,6 +328,12 @@ EXCEPTIONS: tuple[Exception_, ...] = (
         "a handle that counts too few is removed with its last address",
         _removed,
         "handle-count-low-kdd",
+    ),
+    Exception_(
+        "ipam-library L9",
+        lambda moment: bool(_emptied(moment)),
+        "a block of nobody that is emptied by cooling down goes",
+        _without_emptied,
     ),
     Exception_(
         "§10 any of them",

@@ -243,3 +243,23 @@ def test_machines_and_what_the_collector_does_not_follow(recording: Path) -> Non
             document["before"].append({"k8s": thing})
 
     assert compare(play(spoiled(recording, change))) == ([], [])
+
+
+def test_a_block_of_nobody_that_is_emptied_by_cooling_down_goes(tmp_path: Path) -> None:
+    """Limit L9 of ipam-library: upstream leaves it for ever."""
+    source = FOLDER / "cold-expired-empties-block-kdd.json"
+    if not source.is_file():
+        pytest.skip(f"{source} is absent")
+
+    def change(document: dict[str, Any]) -> None:
+        blocks = [each["k8s"] for each in document["before"] if each["k8s"]["kind"] == "IPAMBlock"]
+        (cold,) = [each for each in blocks if "releasedAt" in json.dumps(each)]
+        cold["spec"]["affinity"] = None
+        rows = [entry for entry in document["before"] if entry["k8s"]["kind"] == "BlockAffinity"]
+        document["before"] = [e for e in document["before"] if e not in rows or cold["spec"]["cidr"] not in str(e)]
+        size = len(cold["spec"]["allocations"])
+        free = {"allocations": [None] * size, "unallocated": list(range(size)), "attributes": []}
+        document["after"][f"IPAMBlock/{cold['metadata']['name']}"] = {**cold, "spec": {**cold["spec"], **free}}
+
+    problems, used = compare(play(spoiled(Path(shutil.copy(source, tmp_path)), change)))
+    assert (problems, [each.limit for each in used]) == ([], ["ipam-library L9"])
