@@ -154,21 +154,33 @@ def _served_at_newest(outcome: Outcome) -> str:
     return "the version is refused" if '"code": 1,' in outcome.stdout else ""
 
 
+def _stands(moment: Moment) -> bool:
+    """Tell whether the container of a run is networked: its last ADD succeeded, and no DEL came since."""
+    container = moment.step["env"].get("CNI_CONTAINERID")
+    runs = [run for run in moment.earlier() if run.step["env"].get("CNI_CONTAINERID") == container]
+    last = [run for run in runs if run.verb in ("ADD", "DEL")][-1:]
+    return bool(last) and last[0].verb == "ADD" and last[0].step["exit_code"] == 0
+
+
 def _check_stub(moment: Moment) -> bool:
     """Tell whether a run is upstream's CHECK, which looks at nothing; calico-ipam's does not even say so."""
-    silent = moment.step["stdout_raw"] == "" and moment.step["exit_code"] == 0
-    without = silent and moment.netconf.get("prevResult") is None
-    return moment.verb == "CHECK" and (moment.step["stdout_raw"] == "OK\n" or without)
+    if moment.verb != "CHECK" or moment.step["exit_code"] != 0:
+        return False
+    silent = moment.step["stdout_raw"] == ""
+    without = moment.netconf.get("prevResult") is None or not _stands(moment)
+    return moment.step["stdout_raw"] == "OK\n" or (silent and without)
 
 
 def _real_check(moment: Moment, step: Step) -> Step:
     previous = moment.netconf.get("prevResult")
     if previous is None:
         return {**step, **_error(999, "the network configuration has no prevResult")}
-    if not previous.get("interfaces"):
+    if not previous.get("interfaces") and step["argv0"] == "calico":
         env = step["env"]
         return {**step, **_error(999, f"prevResult has no interface {env['CNI_IFNAME']} in sandbox {env['CNI_NETNS']}")}
-    return {**step, **_nothing()}
+    if _stands(moment):
+        return {**step, **_nothing()}
+    return {**step, "exit_code": 1, "stdout": "", "stdout_raw": ANY}
 
 
 # --- 15.2: the sandbox is the plugin's own namespace -------------------------------------------------------
@@ -279,7 +291,7 @@ DEVIATIONS: tuple[CNIDeviation, ...] = (
     CNIDeviation(
         "version",
         "the program knows its version; the recorded ones were built without",
-        lambda moment: moment.step.get("argv") == ["-v"] and moment.step["stdout_raw"] == "\n",
+        lambda moment: bool(moment.step.get("argv")) and moment.step["stdout_raw"] == "\n",
         lambda _moment, step: {**step, "stdout_raw": f"{__version__}\n"},
     ),
     CNIDeviation("15.1", "VERSION lists 1.1.0 too", _version_listed, _longer_list),
