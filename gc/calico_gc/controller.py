@@ -304,7 +304,7 @@ class Controller:
             tracked = self.state.blocks[cidr]
             if self.thawed.get(cidr) != tracked.revision:
                 self._start(Thaw(cidr, tracked.revision, config), now)
-        later = [at for at in self.state.cold.values() if at >= now.wall - config.cooldown_seconds * 1_000_000_000]
+        later = [at for at in self.state.cold.values() if at > now.wall - config.cooldown_seconds * 1_000_000_000]
         if later:
             wait = (min(later) - now.wall) / 1e9 + config.cooldown_seconds
             self.sleep_until(now.mono + max(1.0, wait))

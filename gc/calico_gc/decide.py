@@ -402,4 +402,4 @@ def look_at_empty_blocks(
 def cooled_down(cold: Mapping[str, int], cooldown: int, now: Moment) -> list[str]:
     """Return the blocks that hold an address whose cooldown (seconds) is over (gc §9)."""
     limit = now.wall - cooldown * 1_000_000_000
-    return [cidr for cidr, released in cold.items() if released < limit]
+    return [cidr for cidr, released in cold.items() if released <= limit]

@@ -7,8 +7,8 @@ upstream does fails, and so does one that no recording needs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from calico_gc.facts import NETWORK_STATUS, NETWORKS, kubernetes_name
@@ -44,18 +44,18 @@ class Moment:
         """Return the Kubernetes node of the name that IPAM has for a node; empty when there is none."""
         if self.case.kubernetes:
             return node if node in self.nodes() else ""
-        known = self._last(ResourceKey(NODE, node))
+        known = self.stored(ResourceKey(NODE, node))
         return (kubernetes_name(known) or "") if known is not None else ""
 
     def known(self, node: str) -> bool:
         """Tell whether Calico has a node of that name."""
-        return self.knode(node) != "" or self._last(ResourceKey(NODE, node)) is not None
+        return self.knode(node) != "" or self.stored(ResourceKey(NODE, node)) is not None
 
     def locked(self) -> bool:
-        found = self._last(ResourceKey(CLUSTER_INFORMATION, "default"))
+        found = self.stored(ResourceKey(CLUSTER_INFORMATION, "default"))
         return found is not None and found.spec.get("datastoreReady") is False
 
-    def _last(self, key: Key) -> Any:
+    def stored(self, key: Key) -> Any:
         """Return what was last stored under a key, by the recording and not by a collector."""
         return next((thing.value for thing in reversed(self._things()) if thing.key == key), None)
 
@@ -237,10 +237,6 @@ def _left_over(moment: Moment) -> list[HandleKey]:
     return found
 
 
-def _removed(moment: Moment) -> State:
-    return {key: value for key, value in moment.after.items() if key not in _left_over(moment)}
-
-
 def _emptied(moment: Moment) -> list[BlockKey]:
     """Blocks of nobody that upstream empties by cooling down, and then leaves for ever."""
     return [
@@ -254,8 +250,48 @@ def _emptied(moment: Moment) -> list[BlockKey]:
     ]
 
 
-def _without_emptied(moment: Moment) -> State:
-    return {key: value for key, value in moment.after.items() if key not in _emptied(moment)}
+def _astray(moment: Moment) -> list[AffinityKey]:
+    """Rows of nodes that are gone whose blocks do not exist."""
+    return [
+        key
+        for key in moment.after
+        if isinstance(key, AffinityKey)
+        and BlockKey(key.cidr) not in moment.before
+        and not moment.known(key.owner.host)
+        and key not in moment.ours
+    ]
+
+
+def _counted_twice(moment: Moment) -> list[HandleKey]:
+    """Handles over several blocks, more than two addresses of which upstream released at once: they stay, astray."""
+    return [
+        key
+        for key, value in moment.after.items()
+        if isinstance(key, HandleKey)
+        and len({block.cidr for block, _, a in moment.held() if a.clean_handle == key.id}) > 1
+        and not any(v.held_by(key.id) for v in moment.after.values() if isinstance(v, Block))
+        and value != moment.before.get(key)
+        and key not in moment.ours
+    ]
+
+
+def _out_of_order(moment: Moment) -> dict[BlockKey, Block]:
+    """Blocks whose addresses had cooled down in another order than that of their ordinals, as ours leaves them."""
+    found = {}
+    for key, value in moment.after.items():
+        ours, raw = moment.ours.get(key), moment.stored(key)
+        if not isinstance(key, BlockKey) or not isinstance(ours, Block) or not isinstance(raw, Block) or ours == value:
+            continue
+        times = [attribute.released_at for _, attribute in raw.taken() if attribute.cold]
+        same = sorted(ours.unallocated) == sorted(value.unallocated)
+        if same and times != sorted(times) and replace(value, unallocated=ours.unallocated) == ours:
+            found[key] = ours
+    return found
+
+
+def _but(which: Callable[[Moment], Iterable[Key]]) -> Callable[[Moment], State]:
+    """Expect what upstream left, without some objects."""
+    return lambda moment: {key: value for key, value in moment.after.items() if key not in set(which(moment))}
 
 
 # --- what is open ----------------------------------------------------------------------------------------------
@@ -326,14 +362,32 @@ EXCEPTIONS: tuple[Exception_, ...] = (
         "ipam-library §9 (U2)",
         lambda moment: bool(_left_over(moment)),
         "a handle that counts too few is removed with its last address",
-        _removed,
+        _but(_left_over),
         "handle-count-low-kdd",
     ),
     Exception_(
         "ipam-library L9",
         lambda moment: bool(_emptied(moment)),
         "a block of nobody that is emptied by cooling down goes",
-        _without_emptied,
+        _but(_emptied),
+    ),
+    Exception_(
+        "ipam-library L8",
+        lambda moment: bool(_astray(moment)),
+        "a row of a node that is gone is removed although its block does not exist",
+        _but(_astray),
+    ),
+    Exception_(
+        "ipam-library L28",
+        lambda moment: bool(_counted_twice(moment)),
+        "a handle over several blocks is counted down once for each address",
+        _but(_counted_twice),
+    ),
+    Exception_(
+        "ipam-library L22",
+        lambda moment: bool(_out_of_order(moment)),
+        "what was released first is handed out first",
+        lambda moment: {**moment.after, **_out_of_order(moment)},
     ),
     Exception_(
         "§10 any of them",

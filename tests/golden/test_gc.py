@@ -263,3 +263,41 @@ def test_a_block_of_nobody_that_is_emptied_by_cooling_down_goes(tmp_path: Path) 
 
     problems, used = compare(play(spoiled(Path(shutil.copy(source, tmp_path)), change)))
     assert (problems, [each.limit for each in used]) == ([], ["ipam-library L9"])
+
+
+def test_a_row_of_a_node_that_is_gone_goes_without_its_block(tmp_path: Path) -> None:
+    """Limit L8 of ipam-library: upstream leaves it for ever."""
+    source = FOLDER / "node-gone-kdd.json"
+    if not source.is_file():
+        pytest.skip(f"{source} is absent")
+
+    def change(document: dict[str, Any]) -> None:
+        rows = [e["k8s"] for e in document["before"] if e["k8s"]["kind"] == "BlockAffinity"]
+        row = copy.deepcopy(next(row for row in rows if row["spec"]["node"] == "node-z"))
+        row["metadata"]["name"] = "node-z-192-168-9-0-26"
+        row["spec"]["cidr"] = "192.168.9.0/26"
+        document["before"].append({"k8s": row})
+        document["after"][f"BlockAffinity/{row['metadata']['name']}"] = row
+
+    problems, used = compare(play(spoiled(Path(shutil.copy(source, tmp_path)), change)))
+    assert (problems, [each.limit for each in used]) == ([], ["ipam-library L8"])
+
+
+def test_addresses_that_cool_down_queue_in_the_order_of_their_release(tmp_path: Path) -> None:
+    """Limit L22 of ipam-library: upstream queues them by ordinal."""
+    source = FOLDER / "cold-noconfig-kdd.json"
+    if not source.is_file():
+        pytest.skip(f"{source} is absent")
+
+    def change(document: dict[str, Any]) -> None:
+        (cold,) = [e["k8s"] for e in document["before"] if "releasedAt" in json.dumps(e)]
+        spec = cold["spec"]
+        spec["allocations"][20] = len(spec["attributes"])
+        spec["attributes"].append({"releasedAt": "2026-08-01T10:00:00Z"})
+        spec["unallocated"].remove(20)
+        after = document["after"][f"IPAMBlock/{cold['metadata']['name']}"]["spec"]["unallocated"]
+        after.remove(20)
+        after.append(20)
+
+    problems, used = compare(play(spoiled(Path(shutil.copy(source, tmp_path)), change)))
+    assert (problems, [each.limit for each in used]) == ([], ["ipam-library L22"])

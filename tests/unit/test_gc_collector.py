@@ -19,7 +19,6 @@ from calico_ipam.errors import StoreUnavailable
 from calico_ipam.model.block import Attribute
 from calico_ipam.model.keys import AffinityKey, BlockKey, ResourceKey
 from calico_ipam.model.resource import CLUSTER_INFORMATION, IP_POOL, IP_RESERVATION
-from calico_ipam.model.timestamps import SECOND
 from tests.faulty import Fault, FaultyStore
 from tests.gc_things import (
     NETWORK,
@@ -545,19 +544,6 @@ def test_only_blocks_with_ripe_addresses_are_visited() -> None:
     visited = [action.key[1] for action in world.actions if action.key[0] == "thaw"]
     assert visited == ["10.0.0.0/30"]
     assert set(world.state.cold) == {"10.0.0.4/30"}
-
-
-def test_an_address_that_is_ripe_at_this_very_moment_is_freed_a_moment_later() -> None:
-    """It is strictly older addresses that are freed: a visit at the very moment would be in vain, and the last."""
-    world = World(options=LONG)
-    world.clock.wall -= world.clock.wall % SECOND
-    cooldown(world, 3600)
-    world.node("n1")
-    add_block(world, "10.0.0.0/30", "n1", cooling={1: 3600.0})
-    world.start()
-    assert set(world.state.cold) == {"10.0.0.0/30"}
-    world.run(2)
-    assert world.state.cold == {}
 
 
 def test_a_block_whose_cooling_address_is_freed_by_others_is_not_cold() -> None:
