@@ -17,9 +17,11 @@ from calico_ipam.model.keys import Key, ResourceKey
 
 CASE_FIELDS = {
     *("name", "about", "spec", "backend", "config", "before", "phases", "writes", "api_calls", "volatile"),
+}
+PHASE_FIELDS = {
+    *("events", "first_change_after_s", "last_change_after_s", "state_changed", "after", "metrics"),
     *("process_exit_code",),
 }
-PHASE_FIELDS = {"events", "first_change_after_s", "last_change_after_s", "state_changed", "after", "metrics"}
 ENTRY_FIELDS = {"key", "value", "k8s", "delete", "replace"}
 CONFIG_FIELDS = {"leakGracePeriod", "env", "observed_seconds"}
 V1 = kube_codec.Group(kube_codec.V1)

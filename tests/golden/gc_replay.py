@@ -8,6 +8,7 @@ from typing import Any
 
 from calico_gc import kcc
 from calico_gc.facts import VirtualMachines, owned_by_machine
+from calico_gc.main import LEVELS
 from calico_gc.options import Options
 from calico_gc.settings import Settings
 from calico_gc.upstream_metrics import lines
@@ -55,6 +56,8 @@ def options_of(case: Case, told: kcc.Told | None = None) -> Options:
 def collects(case: Case) -> bool:
     """Tell whether the program of the recording starts, and has a collector in it (gc §1.2)."""
     named = case.environ.get("ENABLED_CONTROLLERS", "node").split(",")
+    if (case.environ.get("LOG_LEVEL") or "info").lower() not in (*LEVELS, "error", "fatal", "panic"):
+        return False
     return "node" in named and not kcc.misread(case.environ) and not kcc.unknown_controllers(case.environ)
 
 

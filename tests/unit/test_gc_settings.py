@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 from calico_gc.kcc import Told
-from calico_gc.main import find_place, main, parse
+from calico_gc.main import LEVELS, find_place, main, parse
 from calico_gc.settings import ALL, Settings, load
 
 from calico_ipam.errors import InvalidInput, NotConfigured
@@ -104,6 +105,11 @@ def test_as_the_replacement_the_default_is_etcd_as_upstreams() -> None:
 def test_controllers_are_checked_as_upstream_does(controllers: str, text: str) -> None:
     with pytest.raises(InvalidInput, match=text):
         find_place(Settings(), {"ENABLED_CONTROLLERS": controllers, "DATASTORE_TYPE": "kubernetes"})
+
+
+@pytest.mark.parametrize("level", ["trace", "debug", "Trace"])
+def test_levels_of_upstream_that_say_more_than_ours(level: str) -> None:
+    assert LEVELS[level.lower()] == logging.DEBUG
 
 
 def test_other_controllers_are_named_once(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
