@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +14,8 @@ import pytest
 
 from calico_ipam.model.block import Block
 from calico_ipam.model.keys import AffinityKey, BlockKey, HandleKey, Key, ResourceKey
-from tests.golden.gc_exceptions import EXCEPTIONS, Exception_, Moment
+from tests.golden.gc_exceptions import EXCEPTIONS
+from tests.golden.gc_moments import Exception_, Moment
 from tests.golden.gc_recording import Case, UnknownRecording, load
 from tests.golden.gc_replay import RESOURCES, Played, comparable, differences, play
 from tests.shared import golden, recordings
@@ -301,3 +303,15 @@ def test_addresses_that_cool_down_queue_in_the_order_of_their_release(tmp_path: 
 
     problems, used = compare(play(spoiled(Path(shutil.copy(source, tmp_path)), change)))
     assert (problems, [each.limit for each in used]) == ([], ["ipam-library L22"])
+
+
+def test_an_address_under_the_handle_of_an_unnamed_machine_is_kept(recording: Path) -> None:
+    """Safety rule 1: nobody can tell whether the machine lives; upstream goes by the pod alone."""
+
+    def change(document: dict[str, Any]) -> None:
+        text = json.dumps(document)
+        (gone,) = set(re.findall(r"IPAMHandle/([\w.-]+)", json.dumps(document["state_changed"])))
+        document.update(json.loads(text.replace(gone, "k8s-pod-network.vmi.default.vm1")))
+
+    problems, used = compare(play(spoiled(recording, change)))
+    assert (problems, [each.limit for each in used]) == ([], ["safety rule 1"])

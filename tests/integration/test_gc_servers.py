@@ -15,7 +15,8 @@ from calico_ipam.datastore.kube.store import KubernetesStore
 from calico_ipam.model.handle import Handle
 from calico_ipam.model.keys import BlockKey, HandleKey, Handles, Key
 from tests.gc_servers import clear_pods, collecting, load_entry, place_of, read_case, stored
-from tests.golden.gc_exceptions import EXCEPTIONS, Moment
+from tests.golden.gc_exceptions import EXCEPTIONS
+from tests.golden.gc_moments import Moment
 from tests.golden.gc_recording import load
 from tests.golden.gc_replay import comparable, differences
 from tests.invariants import new_violations, violations
