@@ -20,7 +20,7 @@ from tests.link_requests import HOST_NAME, link_request
 from tests.netns_tools import Namespace, Node
 
 #: seconds of quiet that the rewriter cannot miss, however busy the machine is
-PATIENT = 1.5
+PATIENT = 1.0
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +62,7 @@ def test_address_that_is_rewritten_for_ever_is_an_error(
     with rewriter(node, delay=0.01, times=100_000) as written:
         with pytest.raises(DataplaneError, match=f"did not stay {WANTED} within 4 s"):
             LinuxDataplane(mac_quiet=PATIENT).add(link_request(pod))
-        assert len(written) > 2
+        assert len(written) >= 2
     assert seconds_since(started) < 4 + SOON
     assert node.links() == pod.links() == []
 

@@ -145,7 +145,7 @@ def test_p16_del_after_the_namespaces_file_is_gone(bench: Bench, node: Node, kep
 
 
 #: Seconds of quiet that a busy machine's rewriter cannot miss.
-PATIENT = 1.5
+PATIENT = 1.0
 
 
 def test_p18_a_rewritten_hardware_address_is_set_again(
