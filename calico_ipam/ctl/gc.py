@@ -252,6 +252,7 @@ class _Signals:
         self._before: dict[int, Any] = {}
         self._waits = False
         self._came: int | None = None
+        self.raised: int | None = None  #: the signal that has ended the body
 
     def __enter__(self) -> _Signals:
         heard = [each for each in self._NUMBERS if signal.getsignal(each) != signal.SIG_IGN]  # nohup asks for that
@@ -264,6 +265,7 @@ class _Signals:
 
     def _end(self, number: int, _frame: FrameType | None) -> None:
         if not self._waits:
+            self.raised = number
             raise _Ended(number)
         self._came = number
 
@@ -276,8 +278,8 @@ class _Signals:
         finally:
             self._waits = False
         if self._came is not None:
-            number, self._came = self._came, None
-            raise _Ended(number)
+            self.raised, self._came = self._came, None
+            raise _Ended(self.raised)
 
 
 @contextmanager
@@ -289,24 +291,26 @@ def _held_lock(session: Session, *, wanted: bool) -> Iterator[None]:
     from calico_ipam.ctl.locking import owner_name
     from calico_ipam.engine.lock import LockOwner, LockState, lock
 
-    ended: _Ended | None = None
+    ended: int | None = None
     with _Signals() as signals:
         before: LockState | None = None
         try:
             with signals.waiting():
                 before = lock(session.engine, LockOwner(owner_name(), "ipam gc", LOCK_SECONDS))
             yield
-        except _Ended as error:
-            ended = error
+        except BaseException:
+            if signals.raised is None:
+                raise
+            ended = signals.raised  # whatever else was said: the signal came in the middle of it
         finally:
             if before is not None and not before.locked:
                 with suppress(_Ended), signals.waiting():
                     _undo(session)
     if ended is not None:
-        if ended.number == signal.SIGINT:
+        if ended == signal.SIGINT:
             raise KeyboardInterrupt
-        signal.raise_signal(ended.number)
-        raise SystemExit(128 + ended.number)  # where somebody handles it
+        signal.raise_signal(ended)
+        raise SystemExit(128 + ended)  # where somebody handles it
 
 
 def _undo(session: Session) -> None:
