@@ -115,7 +115,10 @@ def _broken_bound(moment: Moment) -> str | None:
 
 
 def out_of_bounds(moment: Moment, ours: State) -> bool:
-    return _broken_bound(moment) is not None and ours.get(CONFIG) != moment.after.get(CONFIG)
+    if _broken_bound(moment) is None:
+        return False
+    # Set once more as they are, they are no change, and nobody looks at them.
+    return moment.step.error is not None or ours.get(CONFIG) != moment.after.get(CONFIG)
 
 
 def refuse_settings(moment: Moment, expected: Expectation, ours: State) -> None:
