@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import takewhile
 
 from calico_ipam.datastore.api import Delete, Entry, Snapshot, lost
@@ -306,7 +307,8 @@ class BlockSource:
         block: Block = empty.value
         owner = block.owner
         if owner is None:
-            # Nobody owns it, so nobody will ever delete it: limit L9.
-            self._engine.store.commit(Delete(empty))
+            # Nobody owns it, so nobody will ever delete it: limit L9. Gone already is as good.
+            with suppress(NotFound):
+                self._engine.store.commit(Delete(empty))
         else:
             release_affinity(self._engine, owner, block.cidr, must_be_empty=True, sequence_number=block.sequence_number)

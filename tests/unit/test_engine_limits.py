@@ -211,6 +211,22 @@ def test_l9_an_empty_block_of_nobody_is_taken_over(world: Cluster) -> None:
     assert world.rows("node-1") == {OWN: "confirmed"}
 
 
+@pytest.mark.parametrize("kind", ["lost", "conflict"])
+def test_l9_an_empty_block_of_nobody_that_goes_meanwhile_is_a_free_place(world: Cluster, kind: str) -> None:
+    world.no_pool("pool-1")
+    world.pool("pool-2", OWN, 30)
+    world.block(OWN)
+    gone = Fault(
+        kind,  # type: ignore[arg-type]  # of two kinds
+        write=1,
+        where=lambda s: isinstance(s, BlockKey),
+        rival=lambda store, write: store.commit(Delete(store.get(write.key))),
+    )
+    assigned = with_faults(world, gone).auto_assign(use="Workload", num4=1, hostname="node-1")
+    assert ips(assigned) == ["10.0.0.8/30"]
+    assert world.rows("node-1") == {OWN: "confirmed"}
+
+
 def test_l9_a_block_of_nobody_that_empties_by_cooling_down_is_taken_over(world: Cluster) -> None:
     world.configure(strict_affinity=True, cooldown_seconds=30)
     world.auto(16, handle="h")
