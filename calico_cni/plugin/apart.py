@@ -13,7 +13,7 @@ from calico_cni.context import Call
 from calico_cni.delegate import IPAMDelegate
 from calico_cni.errors import CNIError
 from calico_cni.identity import Identity
-from calico_cni.plugin.endpoint import Records
+from calico_cni.plugin.endpoint import Records, container_of
 from calico_cni.previous import previous_result
 from calico_ipam.datastore.api import Datastore, Deadline, Entry
 from calico_ipam.errors import InvalidInput, IPAMError, StaleError
@@ -23,20 +23,26 @@ from calico_ipam.model.block import ReleaseOption
 
 def addresses_of_record(records: Records) -> set[Address]:
     """Return the addresses of a workload's record that no record of its other interfaces has."""
-    others = set().union(*(_networks(entry) for entry in records.siblings))
+    others: set[Address] = set().union(*(_networks(entry) for entry in records.siblings))
     return _networks(records.own) - others if records.own is not None else set()
 
 
-def addresses_of_result(call: Call) -> set[Address]:
-    """Return the addresses that ``prevResult`` says this interface has; none where it says nothing that can be read."""
+def addresses_of_result(call: Call, other: Entry | None) -> set[Address]:
+    """Return the addresses that only this interface has, as ``prevResult`` says; none where it cannot be read.
+
+    ``other``: the pod's record, which the interface that lives has. Upstream gives one address to both where the pod's
+    annotation asks for it, so where no address of the other is known, none is this one's alone.
+    """
     request = call.request
+    if other is None or container_of(other) != request.container_id or not (others := _networks(other)):
+        return set()
     try:
         result = previous_result(call.conf)
     except CNIError as error:
         call.log.info("The result of the interface's ADD is not known", reason=error)
         return set()
     ours = {index for index, link in enumerate(result.interfaces) if link.name == request.ifname and link.sandbox}
-    return {parse_address(str(ip.address.ip)) for ip in result.ips if ip.interface in ours}
+    return {parse_address(str(ip.address.ip)) for ip in result.ips if ip.interface in ours} - others
 
 
 def release_apart(call: Call, store: Datastore, identity: Identity, addresses: Iterable[Address]) -> list[Exception]:

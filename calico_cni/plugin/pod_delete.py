@@ -85,7 +85,8 @@ def _take_down(attachment: _Attachment) -> list[Exception]:
         remove_inside(call, attachment.dataplane, {attachment.host_name})
         from calico_cni.plugin.apart import addresses_of_result, release_apart
 
-        return release_apart(call, attachment.store, attachment.identity, addresses_of_result(call))
+        addresses = addresses_of_result(call, attachment.record)
+        return release_apart(call, attachment.store, attachment.identity, addresses)
     # A record that names no container says nothing about the link.
     owner = Records(own=attachment.record if attachment.holder else None)
     errors = take_link_down(call, attachment.dataplane, attachment.host_name, owner)

@@ -155,7 +155,7 @@ def converted(document: Mapping[str, Any], identity: Identity) -> Entry | None:
 
 
 def bare_record(document: Mapping[str, Any], identity: Identity) -> Entry | None:
-    """Return a pod as a record that tells no more than which container it belongs to; never raises.
+    """Return a pod as a record that tells no more than its container and what stands for addresses; never raises.
 
     That is all DEL has to know, and no annotation that cannot be read may keep a pod from going (P21).
     """
@@ -166,7 +166,11 @@ def bare_record(document: Mapping[str, Any], identity: Identity) -> Entry | None
     endpoint = Resource.new(
         WORKLOAD_ENDPOINT,
         replace(identity, ifname=conversion.ENDPOINT).endpoint_name(),
-        {"containerID": container, "endpoint": conversion.ENDPOINT},
+        {
+            "containerID": container,
+            "endpoint": conversion.ENDPOINT,
+            "ipNetworks": conversion.address_texts(document),
+        },
         namespace=str(metadata.get("namespace") or identity.namespace),
     )
     return _entry(endpoint, document)

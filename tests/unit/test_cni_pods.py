@@ -414,6 +414,17 @@ def test_one_of_two_interfaces_gives_back_its_own_addresses(bench: PodBench) -> 
     assert_untouched(bench)
 
 
+def test_an_address_that_both_interfaces_have_stays_with_the_one_that_lives(bench: PodBench) -> None:
+    """Upstream's plugin gives both the address that the pod's annotation asks for."""
+    ips = [{**entry, "interface": 0} for entry in answer(bench.call("ADD"))["ips"]]
+    before = bench.addresses()
+    previous = {"interfaces": [{"name": "net1", "sandbox": NETNS}], "ips": ips}
+    assert bench.call("DEL", ifname="net1", prevResult=previous).exit_code == 0
+    assert bench.addresses() == before
+    assert bench.call("DEL").exit_code == 0
+    assert_untouched(bench)
+
+
 def test_a_second_interface_is_refused_and_its_delete_harms_nobody(bench: PodBench) -> None:
     answer(bench.call("ADD"))
     before = (bench.addresses(), bench.handles(), [record.spec for record in bench.records()])

@@ -103,7 +103,7 @@ def addresses_of(pod: Mapping[str, Any]) -> list[str]:
     if finished(pod):
         return []
     found = []
-    for text in _address_texts(pod):
+    for text in address_texts(pod):
         try:
             if "/" in text:
                 found.append(str(parse_network(text)))
@@ -124,7 +124,8 @@ def finished(pod: Mapping[str, Any]) -> bool:
     return bool(metadata.get("deletionTimestamp")) and any(annotations.get(k) == "" for k in (POD_IP, AWS_IPS))
 
 
-def _address_texts(pod: Mapping[str, Any]) -> list[str]:
+def address_texts(pod: Mapping[str, Any]) -> list[str]:
+    """Return what stands where a pod's addresses do, readable or not."""
     status = mapping(pod.get("status"))
     several = status.get("podIPs")
     if isinstance(several, list) and (texts := _filled([str(mapping(item).get("ip") or "") for item in several])):
