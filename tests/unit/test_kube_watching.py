@@ -15,6 +15,7 @@ import pytest
 
 from calico_ipam.datastore.api import Deadline, Event
 from calico_ipam.datastore.kube import watch as watching
+from calico_ipam.datastore.kube.profile_watch import ProfileWatch
 from calico_ipam.datastore.kube.store import KubernetesStore
 from calico_ipam.errors import DeadlineExceeded, StoreUnavailable
 from calico_ipam.model.keys import Blocks, Handles, Resources
@@ -135,6 +136,22 @@ def test_a_watch_of_profiles_leaves_no_thread(end: str) -> None:
         while threads():
             assert time.monotonic() < until, "waited in vain"
             time.sleep(0.01)
+
+
+def test_a_watch_of_profiles_tells_what_ended_it() -> None:
+    """Whatever it is; an error that is nobody's would otherwise end a thread, and the watch would wait for ever."""
+
+    def broken(_part: Resources, _since: str) -> Any:
+        class Broken(Iterator[Event]):
+            def __next__(self) -> Event:
+                raise ZeroDivisionError
+
+            def close(self) -> None: ...
+
+        return Broken()
+
+    with pytest.raises(ZeroDivisionError):
+        next(ProfileWatch(broken, Resources(PROFILE), "", Deadline.after(PATIENCE)))
 
 
 def test_a_deadline_closes_the_socket() -> None:

@@ -11,13 +11,12 @@ from dataclasses import replace
 from calico_ipam.datastore.api import Deadline, Event, Revision
 from calico_ipam.datastore.kube.profiles import joined, parts_of, split_revision
 from calico_ipam.datastore.kube.watch import Watch
-from calico_ipam.errors import IPAMError
 from calico_ipam.model.keys import Resources
 
 WAITING = 100  # events that nobody has fetched yet; then the watches wait
 LOOK_AGAIN = 0.5  # seconds after which a thread that waits looks whether the watch was closed
 
-_Told = tuple[int, Event | IPAMError | None]  # which part; None: it has ended
+_Told = tuple[int, Event | Exception | None]  # which part; None: it has ended
 
 
 class ProfileWatch(Iterator[Event]):
@@ -64,8 +63,8 @@ class ProfileWatch(Iterator[Event]):
                 return event
         raise StopIteration
 
-    def _event(self, place: int, told: Event | IPAMError | None) -> Event | None:
-        if isinstance(told, IPAMError):
+    def _event(self, place: int, told: Event | Exception | None) -> Event | None:
+        if isinstance(told, Exception):
             self.close()
             raise told
         if told is None:
@@ -91,11 +90,11 @@ class ProfileWatch(Iterator[Event]):
 
 def _follow(place: int, part: Watch, told: queue.Queue[_Told], closed: threading.Event) -> None:
     """Hand on what one watch tells, until it ends."""
-    last: IPAMError | None = None
+    last: Exception | None = None
     try:
         for event in part:
             _put(told, (place, event), closed)
-    except IPAMError as error:
+    except Exception as error:  # raised where the events are fetched: nobody would hear of it in this thread
         last = error
     _put(told, (place, last), closed)
 
