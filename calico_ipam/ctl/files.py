@@ -131,7 +131,7 @@ def _parsed(source: Source, text: str) -> Any:
     if text.lstrip()[:1] in ("{", "["):
         try:
             return json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             from calico_ipam.ctl.yaml_words import not_yaml
 
             reason = f"{source.name}, line {source.line + getattr(error, 'lineno', 1) - 1}: {error}"
@@ -142,7 +142,7 @@ def _parsed(source: Source, text: str) -> Any:
 
     try:
         return yaml.load(text, Loader=_loader())  # noqa: S506  # a SafeLoader
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         line = source.line + (mark.line if mark is not None else 0)
         problem = getattr(error, "problem", None) or str(error)
@@ -158,6 +158,8 @@ def _loader() -> Any:
         def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
             seen = set()
             for key, _ in node.value:
+                if not isinstance(key, yaml.ScalarNode):
+                    raise yaml.constructor.ConstructorError(None, None, "a key must be a text", key.start_mark)
                 if key.value in seen:
                     raise yaml.constructor.ConstructorError(
                         None, None, f'key "{key.value}" already set in map', key.start_mark

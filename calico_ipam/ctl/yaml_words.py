@@ -29,22 +29,27 @@ def not_yaml(text: str) -> str:
         return f"{_PREFIX}{f'line {line}: ' if line else ''}{error.problem}"
     except yaml.YAMLError as error:  # a character that YAML has no place for
         return f"{_PREFIX}{getattr(error, 'reason', None) or error}"
-    repeated = "".join(f"\n  {each}" for each in _repeated(node))
+    except RecursionError:
+        return f"{_PREFIX}exceeded maximum nesting depth"
+    repeated = "".join(f"\n  {each}" for each in _repeated(node, set()))
     return f"{_PREFIX}unmarshal errors:{repeated}" if repeated else ""
 
 
-def _repeated(node: Any) -> Iterator[str]:
-    """Yield what is said of the keys that stand twice in one mapping."""
+def _repeated(node: Any, visited: set[int]) -> Iterator[str]:
+    """Yield what is said of the keys that stand twice in one mapping. Aliases lead to nodes that were ``visited``."""
     import yaml
 
+    if id(node) in visited:
+        return
+    visited.add(id(node))
     if isinstance(node, yaml.SequenceNode):
         for each in node.value:
-            yield from _repeated(each)
+            yield from _repeated(each, visited)
     if not isinstance(node, yaml.MappingNode):
         return
     seen = set()
     for key, value in node.value:
-        yield from _repeated(value)
+        yield from _repeated(value, visited)
         if isinstance(key.value, str) and key.value in seen:
             yield f'line {value.start_mark.line + 1}: key "{key.value}" already set in map'
         seen.add(key.value if isinstance(key.value, str) else id(key))

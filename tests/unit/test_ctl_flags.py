@@ -175,6 +175,13 @@ OBJECT = (
             POOL + "kind: IPPool\n",
             'error converting YAML to JSON: yaml: unmarshal errors:\n  line 5: key "kind" already set in map',
         ),
+        (
+            "a: &a\n  x: *a\n  b: 1\n  b: 2\n",
+            'error converting YAML to JSON: yaml: unmarshal errors:\n  line 4: key "b" already set in map',
+        ),
+        ("? [a]\n: 1\n", "error converting YAML to JSON: yaml: line 1: a key must be a text"),
+        ("[" * 100_000, "error converting YAML to JSON: yaml: exceeded maximum nesting depth"),
+        ("a: " + "[" * 5_000, "error converting YAML to JSON: yaml: exceeded maximum nesting depth"),
     ],
 )
 def test_words_about_a_file(ctl: Ctl, text: str, stderr: str) -> None:
