@@ -121,8 +121,11 @@ def _pipeline(node: _Node, root: Any, dot: Any, functions: Mapping[str, Callable
             f"template: get: variables such as in {{{{{node.text}}}}} are not supported",
             hint="Use {{range .}} and dots.",
         )
-    words = iter(_WORD.findall(node.text))
-    return _evaluated(words, lambda word: _value(word, node, root, dot, functions))
+    words = _WORD.findall(node.text)
+    if words.count("(") != words.count(")"):
+        which = "unclosed left paren" if words.count("(") > words.count(")") else "unexpected right paren"
+        raise InvalidInput(f"template: get:1: {which}", hint=f"Look at the brackets of {{{{{node.text}}}}}.")
+    return _evaluated(iter(words), lambda word: _value(word, node, root, dot, functions))
 
 
 def _evaluated(words: Iterator[str], meaning: Callable[[str], Any]) -> Any:

@@ -178,7 +178,9 @@ def _operate(document: Any, operation: dict[str, Any]) -> None:
             raise ValueError(f"unknown operation {other!r}")
 
 
-def _place(document: Any, path: str) -> tuple[Any, str]:
+def _place(document: Any, path: Any) -> tuple[Any, str]:
+    if not isinstance(path, str):
+        raise ValueError(f"the path {json.dumps(path)} is no text")
     steps = [step.replace("~1", "/").replace("~0", "~") for step in path.split("/")[1:]]
     if not steps:
         raise ValueError(f"the path {path!r} leads to no field")

@@ -230,6 +230,21 @@ def test_a_patch_makes_no_other_kind(ctl: Ctl, patch: str, stderr: str) -> None:
     assert said(ctl, "patch", "ippool", name, "-p", patch) == expected
 
 
+@pytest.mark.parametrize(
+    ("operation", "reason"),
+    [
+        ("5", "it is no object"),
+        ('{"op":"remove"}', "there is no 'path'"),
+        ('{"op":"remove","path":5}', "the path 5 is no text"),
+        ('{"op":"remove","path":""}', "the path '' leads to no field"),
+    ],
+)
+def test_operations_that_cannot_be_done(ctl: Ctl, operation: str, reason: str) -> None:
+    name = ctl.ok("get", "ippool", "-o", "name").split("/")[1].strip()
+    code, _, stderr = said(ctl, "patch", "ippool", name, "--type=json", "-p", f"[{operation}]", name="ipamctl")
+    assert (code, stderr.splitlines()[0]) == (1, f"hit error: operation 1 of the patch cannot be done: {reason}")
+
+
 def test_a_patch_of_what_somebody_changed_since(ctl: Ctl) -> None:
     name = ctl.ok("get", "ippool", "-o", "name").split("/")[1].strip()
     conflict = f"hit error: updating existing resource: update conflict: IPPool({name})\n"

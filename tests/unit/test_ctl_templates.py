@@ -38,6 +38,8 @@ def test_what_is_understood(template: str, text: str) -> None:
         ("{{range", "template: get:1: unclosed action"),
         ("{{range .}}x", "template: get:1: unexpected EOF"),
         ("{{if .}}a{{else if .}}b", "template: get:1: unexpected EOF"),
+        ("{{(len .}}", "template: get:1: unclosed left paren"),
+        ("{{len .) junk}}", "template: get:1: unexpected right paren"),
         ("x{{end}}", "template: get:1: unexpected {{end}}"),
         ("{{foo}}", 'template: get:1: function "foo" not defined'),
         ("{{range $i, $e := .}}{{$e}}{{end}}", "variables such as in {{$i, $e := .}} are not supported"),
