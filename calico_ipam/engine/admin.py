@@ -23,7 +23,7 @@ from calico_ipam.errors import (
     RetriesExhausted,
     StoreDamaged,
 )
-from calico_ipam.model.addresses import Network, blocks_in, contains, network_of, overlaps
+from calico_ipam.model.addresses import Network, blocks_in, overlaps
 from calico_ipam.model.affinity import BlockOwner
 from calico_ipam.model.block import Block
 from calico_ipam.model.config import IPAMConfig
@@ -131,7 +131,7 @@ def release_pool_affinities(engine: Engine, pool: Network) -> None:
         released: set[Network] = set()
         for row in engine.store.list(Affinities(version=pool.version)):
             key = row.key
-            if row.value.deleted or not contains(pool, network_of(row.cidr.network_address, row.cidr.max_prefixlen)):
+            if row.value.deleted or row.cidr.network_address not in pool:
                 continue
             owner = getattr(key, "owner", None)
             if row.cidr in released:

@@ -36,7 +36,7 @@ def ips_by_handle(engine: Engine, handle: str) -> list[Address]:
 
 
 def _readable(engine: Engine, keys: Sequence[BlockKey]) -> Iterator[Entry]:
-    """Yield the blocks that are there and can be read. Raises StoreError when none can, whichever is asked for."""
+    """Yield the blocks that are there and can be read. Raises StoreError when a read fails that names none of them."""
     left, snapshot = list(keys), None
     while left and snapshot is None:
         try:
