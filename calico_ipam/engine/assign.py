@@ -152,6 +152,7 @@ class _Job:
         """Take single addresses from blocks of others, in this host's order (§11.5, limit L6: no probing)."""
         assert self.family is not None  # noqa: S101  # run() prepares before it borrows
         exhausted = []
+        self.failure = None
         for pool in self.family.pools:
             order = order_of(pool, self.request.host, self.engine)
             for cidr in borrow_order(order, blocks, self.world.reservations):
@@ -162,6 +163,8 @@ class _Job:
                 exhausted.append(pool.cidr_text)
         if exhausted:
             self.say(f"No IPs available in pools: [{' '.join(exhausted)}]")
+            if self.failure is not None:
+                self.hints.append(f"Blocks with free addresses could not be written: {self.failure}")
 
     def take(self, block: Entry | None, owner: BlockOwner | None) -> Entry | None:
         """Take what is missing from a block, as far as it has room, and return the block as it is then.

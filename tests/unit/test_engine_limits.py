@@ -427,6 +427,17 @@ def test_l29_what_can_never_be_written_claims_no_further_blocks(world: Cluster, 
     assert violations(world.store.inner) == []
 
 
+def test_what_cannot_be_borrowed_is_not_called_full_alone(world: Cluster) -> None:
+    for cidr in ("10.0.0.0/30", "10.0.0.4/30", "10.0.0.8/30", "10.0.0.12/30"):
+        world.block(cidr, owner="node-2")
+        world.ipam.assign_ip(parse_address(cidr.partition("/")[0]), handle="other", hostname="node-2")
+    refusing = IPAM(RefusingStore(world.store.inner), clock=world.clock)
+    assigned = refusing.auto_assign(use="Workload", num4=1, handle="h", hostname="node-1").ipv4
+    assert assigned is not None
+    assert (assigned.addresses, assigned.messages) == ((), ("No IPs available in pools: [10.0.0.0/28]",))
+    assert assigned.hints == ("Blocks with free addresses could not be written: handles are not welcome",)
+
+
 def test_l30_a_block_that_cannot_be_read_is_taken(world: Cluster) -> None:
     put_text(world, path_of(BlockKey(parse_network(OWN))), "garbage")
     assert world.auto() == ["10.0.0.12/30"]
