@@ -53,10 +53,12 @@ def _fault_of(url: str) -> str:
         return "net/url: invalid control character in URL"
     try:
         parts = urlsplit(url)
+    except ValueError:  # half of the brackets of an IPv6 address, say
+        return "invalid URI for request"
+    try:
         parts.port  # noqa: B018  # raises for what is no port
-    except ValueError as error:  # half of the brackets of an IPv6 address, too
-        port = url.partition("//")[2].partition("/")[0].rpartition(":")[2]
-        return f'invalid port ":{port}" after host' if "ort" in str(error) else "invalid URI for request"
+    except ValueError:
+        return f'invalid port ":{parts.netloc.rpartition(":")[2]}" after host'
     if " " in parts.netloc:
         return 'invalid character " " in host name'
     return "" if parts.scheme in ("http", "https") and parts.netloc else "invalid URI for request"

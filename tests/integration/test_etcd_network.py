@@ -164,6 +164,7 @@ def test_a_first_write_finds_the_endpoint_that_answers(etcd: Etcd, mute: str) ->
     for number, bad in enumerate((nobody(), mute)):
         with opened(bad, etcd.endpoint) as store:
             store.commit(handle(f"h{number}"))
+            assert store.get(HandleKey(f"h{number}")).value.blocks == {"10.0.0.0/26": 1}
 
 
 def test_reads_move_on_when_an_endpoint_hangs(etcd: Etcd) -> None:
