@@ -87,8 +87,18 @@ def no_cluster(settings: Mapping[str, Any], environ: Mapping[str, str], store: D
     return open_cluster({}, {}, store)
 
 
-def _no_turn(_netns: str, _log: Log) -> AbstractContextManager[None]:
+class Turns(Protocol):
+    """Keeps calls for one sandbox apart, for the length of a ``with`` block; ``heed`` is called while one waits."""
+
+    def __call__(self, netns: str, log: Log, heed: Callable[[], None], /) -> AbstractContextManager[None]: ...
+
+
+def _no_turn(_netns: str, _log: Log, _heed: Callable[[], None]) -> AbstractContextManager[None]:
     return nullcontext()
+
+
+def _go_on() -> None:
+    """Heed no signal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +106,8 @@ class Context:
     """The world of one call.
 
     ``logging``: starts logging as a configuration says. ``fetch``: HTTP GET of a URL within seconds, returns the
-    status. ``note``: passes text of another program on to our stderr. ``turn``: keeps calls for one sandbox apart.
+    status. ``note``: passes text of another program on to our stderr. ``heed``: ends
+    the call here if it was asked to end; for whoever waits.
     """
 
     open_store: StoreOpener
@@ -110,7 +121,8 @@ class Context:
     note: Callable[[bytes], None]
     paths: Paths = Paths()
     open_cluster: ClusterOpener = no_cluster
-    turn: Callable[[str, Log], AbstractContextManager[None]] = _no_turn
+    turn: Turns = _no_turn
+    heed: Callable[[], None] = _go_on
 
     def sharing(self, store: Datastore) -> Context:
         """Return the context for a call inside this one: same store, and the log that is already open."""

@@ -136,14 +136,14 @@ def respond(request: Request, flag: str, answer: int) -> int:
     """Do the call and deliver its answer; when nobody takes the answer of an ADD, take back what it made."""
     from calico_cni.dispatch import handle
     from calico_cni.logs import logging_to
-    from calico_cni.stopping import CallStopped, stoppable
+    from calico_cni.stopping import CallStopped, Stop
     from calico_cni.system import system_context
 
-    context = system_context(sys.stderr)
-    response: Response | None = None
+    stop = Stop()
+    context = system_context(sys.stderr, stop)
     with logging_to(sys.stderr):
         try:
-            with stoppable():
+            with stop.listening():
                 if flag == "t":
                     from calico_cni.plugin.connection import test_connection
 
@@ -151,8 +151,6 @@ def respond(request: Request, flag: str, answer: int) -> int:
                 else:
                     response = handle(request, context)
         except CallStopped as stopped:
-            if response is not None and response.undo is not None:
-                handle(response.undo, context)  # it had just ended, but nobody has heard of it
             return _deliver(answer, Response.error(stopped.error(request.command)))
         status = _deliver(answer, response)
         if status != response.exit_code and request.command == ADD and response.undo is not None:

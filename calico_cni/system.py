@@ -7,12 +7,14 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from calico_cni.context import Cluster, Context, Finished
 from calico_cni.logs import logging_to
 from calico_cni.netconf import LogConf
+from calico_cni.stopping import HeedingStore, Stop
 from calico_cni.turns import own_turn
 
 if TYPE_CHECKING:
@@ -20,42 +22,58 @@ if TYPE_CHECKING:
     from calico_ipam.datastore.api import Datastore
 
 
+#: Seconds after which whoever waits looks whether a signal came.
+MOMENT = 0.1
+
+
 class PlainClock:
     """The machine's clock, without the engine's imports: STATUS and GC of ``calico`` never load the engine."""
+
+    def __init__(self, stop: Stop) -> None:
+        self._stop = stop
 
     def now(self) -> int:
         """Unix time in nanoseconds."""
         return time.time_ns()
 
     def sleep(self, seconds: float) -> None:
-        time.sleep(seconds)
+        """Wait; a signal that comes meanwhile is heeded within a moment."""
+        over = time.monotonic() + seconds
+        while True:
+            self._stop.heed()
+            left = over - time.monotonic()
+            if left <= 0:
+                return
+            time.sleep(min(left, MOMENT))
 
 
-def system_context(stderr: TextIO) -> Context:
+def system_context(stderr: TextIO, stop: Stop) -> Context:
     """Return the context of a call in this process; log lines and other programs' stderr go to ``stderr``."""
     return Context(
-        open_store=open_store,
+        open_store=partial(open_store, stop),
         dataplane=linux_dataplane,
-        clock=PlainClock(),
+        clock=PlainClock(stop),
         hostname=hostname,
         same_namespace=same_namespace,
         logging=_logging(stderr),
-        run_program=run_program,
+        run_program=partial(run_program, stop),
         fetch=fetch,
         note=_note(stderr),
         open_cluster=open_cluster,
         turn=own_turn,
+        heed=stop.heed,
     )
 
 
 @contextlib.contextmanager
-def open_store(settings: Mapping[str, Any], environ: Mapping[str, str]) -> Iterator[Datastore]:
+def open_store(stop: Stop, settings: Mapping[str, Any], environ: Mapping[str, str]) -> Iterator[Datastore]:
     """Open the store that a network configuration and the environment name, as upstream detects it (rulings 3)."""
     from calico_ipam.datastore.config import open_plugin_datastore
 
+    stop.heed()
     store = open_plugin_datastore(settings, environ)
     try:
-        yield store
+        yield HeedingStore(store, stop)
     finally:
         store.close()
 
@@ -64,7 +82,7 @@ def open_cluster(settings: Mapping[str, Any], environ: Mapping[str, str], store:
     """Return the Kubernetes cluster that a network configuration and the environment name."""
     from calico_ipam.datastore import config
 
-    return config.open_cluster(settings, environ, store)
+    return config.open_cluster(settings, environ, store.inner if isinstance(store, HeedingStore) else store)
 
 
 def linux_dataplane() -> Dataplane:
@@ -90,10 +108,13 @@ def same_namespace(netns: str) -> bool:
     return (ours.st_dev, ours.st_ino) == (theirs.st_dev, theirs.st_ino)
 
 
-def run_program(path: Path, environ: Mapping[str, str], stdin: bytes, timeout: float) -> Finished:
-    """Run another plugin and wait for it; after ``timeout`` seconds it and its children are killed."""
+def run_program(stop: Stop, path: Path, environ: Mapping[str, str], stdin: bytes, timeout: float) -> Finished:
+    """Run another plugin and wait for it; after ``timeout`` seconds, or a signal, it and its children are killed."""
     import subprocess
 
+    stop.heed()
+    deadline = time.monotonic() + timeout
+    given: bytes | None = stdin
     with subprocess.Popen(  # noqa: S603  # the program is the plugin that the configuration names
         [str(path)],
         env=dict(environ),
@@ -103,12 +124,19 @@ def run_program(path: Path, environ: Mapping[str, str], stdin: bytes, timeout: f
         start_new_session=True,
     ) as process:
         try:
-            stdout, stderr = process.communicate(stdin, timeout)
-        except BaseException as error:
+            while True:
+                left = deadline - time.monotonic()
+                try:
+                    stdout, stderr = process.communicate(given, min(left, MOMENT))
+                    break
+                except subprocess.TimeoutExpired:
+                    given = None  # it is on its way, and nothing that came back is lost
+                    if left <= MOMENT:
+                        raise TimeoutError(f"{path.name} did not end within {timeout:g} s") from None
+                    stop.heed()
+        except BaseException:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, 9)
-            if isinstance(error, subprocess.TimeoutExpired):
-                raise TimeoutError(f"{path.name} did not end within {timeout:g} s") from None
             raise
     return Finished(process.returncode, stdout, stderr)
 

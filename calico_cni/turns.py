@@ -11,7 +11,7 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
 from calico_cni import timers
@@ -21,7 +21,7 @@ _POLL = 0.05  # seconds
 
 
 @contextmanager
-def own_turn(netns: str, log: Log, patience: float = timers.TURN) -> Iterator[None]:
+def own_turn(netns: str, log: Log, heed: Callable[[], None], patience: float = timers.TURN) -> Iterator[None]:
     """Hold the sandbox's turn while the block runs; after ``patience`` seconds go on without it.
 
     The lock is on the namespace itself, which all its paths share, and ends with the process whatever happens. A
@@ -35,12 +35,12 @@ def own_turn(netns: str, log: Log, patience: float = timers.TURN) -> Iterator[No
             yield
             return
         stack.callback(os.close, descriptor)
-        if not _take(descriptor, patience):
+        if not _take(descriptor, heed, patience):
             log.warning("Another call for this sandbox has not ended; going on beside it", netns=netns)
         yield
 
 
-def _take(descriptor: int, patience: float) -> bool:
+def _take(descriptor: int, heed: Callable[[], None], patience: float) -> bool:
     """Tell whether the lock could be had in time; a file system without locks has none to wait for."""
     deadline = time.monotonic() + patience
     while True:
@@ -49,6 +49,7 @@ def _take(descriptor: int, patience: float) -> bool:
         except BlockingIOError:
             if time.monotonic() > deadline:
                 return False
+            heed()
             time.sleep(_POLL)
         except OSError:
             return True

@@ -52,7 +52,7 @@ def assign_new(
     """Assign addresses that nobody holds yet."""
     assign = _specific(call, assignment, wanted) if wanted else _automatic(call, store, identity, assignment)
     ipam = IPAM(store, hostname=identity.node, clock=call.context.clock)
-    with host_lock(call.conf.ipam_lock_file, call.log):
+    with host_lock(call.conf.ipam_lock_file, call.log, call.context.heed):
         try:
             found = assign(ipam.within(Deadline.after(timers.ALLOCATION)))
             text = print_result(result_of(found), call.conf.version)

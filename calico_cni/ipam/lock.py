@@ -6,7 +6,7 @@ warning. It is a real ``flock(2)`` on upstream's path: Go and Python plugins on 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,9 +22,16 @@ _SLOW_POLL = 0.05
 
 
 @contextmanager
-def host_lock(path: str, log: Log, patience: float = timers.LOCK) -> Iterator[None]:
-    """Hold the lock while the block runs; after ``patience`` seconds, or on any failure, go on without it."""
+def host_lock(path: str, log: Log, heed: Callable[[], None], patience: float = timers.LOCK) -> Iterator[None]:
+    """Hold the lock while the block runs; after ``patience`` seconds, or on any failure, go on without it.
+
+    ``heed`` is called while one waits, and may raise what ends the call.
+    """
     from filelock import Timeout, UnixFileLock
+
+    def cancelled() -> bool:
+        heed()
+        return False
 
     lock = None
     try:
@@ -32,9 +39,9 @@ def host_lock(path: str, log: Log, patience: float = timers.LOCK) -> Iterator[No
         # Without flock there is no lock: a marker file would exclude nobody of upstream's, and outlive a kill -9.
         lock = UnixFileLock(path, mode=0o644, fallback_to_soft=False)
         try:
-            lock.acquire(timeout=min(patience, _EAGER), poll_interval=_POLL)
+            lock.acquire(min(patience, _EAGER), _POLL, cancel_check=cancelled)
         except Timeout:
-            lock.acquire(timeout=max(0.0, patience - _EAGER), poll_interval=_SLOW_POLL)
+            lock.acquire(max(0.0, patience - _EAGER), _SLOW_POLL, cancel_check=cancelled)
     except Timeout:
         log.warning("The host-wide lock is still held by another process; going on without it", file=path)
     except (OSError, NotImplementedError) as error:

@@ -41,5 +41,8 @@ class PassingStore(Datastore):
     def watch(self, scope: Scope, since: Revision) -> Iterator[Event]:
         return self.inner.watch(scope, since)
 
+    def upgrade(self, host: str) -> None:
+        self.inner.upgrade(host)
+
     def close(self) -> None:
         self.inner.close()

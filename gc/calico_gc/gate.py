@@ -33,6 +33,10 @@ class GatedStore(PassingStore):
         self._permit()  # waiting may have cost the leadership
         return self.inner.commit(*writes)
 
+    def upgrade(self, host: str) -> None:
+        self._permit()
+        self.inner.upgrade(host)
+
     def within(self, deadline: Deadline | None) -> GatedStore:
         return GatedStore(self.inner.within(deadline), self._permit, self._bucket)
 

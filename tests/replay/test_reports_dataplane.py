@@ -22,6 +22,7 @@ from calico_cni.dataplane import linux, pair, routes
 from calico_cni.dataplane.linux import LinuxDataplane
 from calico_cni.dispatch import handle
 from calico_cni.protocol import CALICO_IPAM, Request, Response
+from calico_cni.stopping import Stop
 from calico_cni.system import system_context
 from calico_ipam.datastore.config import open_datastore
 from tests.cluster import memory_folder
@@ -428,7 +429,7 @@ def test_two_hundred_adds_at_once(machine: Machine) -> None:
     with closing(open_datastore(f"sqlite://{machine.site.store}")) as store:
         assert violations(store) == []
     assert b"going on without it" not in done.stderr
-    context = system_context(io.StringIO())
+    context = system_context(io.StringIO(), Stop())
     for number in range(AT_ONCE):
         environ = {"CNI_COMMAND": "DEL", "CNI_CONTAINERID": f"c{number:03d}", "CNI_IFNAME": "eth0", "CNI_PATH": "/x"}
         assert handle(Request(CALICO_IPAM, environ, machine.netconf()), context) == Response()

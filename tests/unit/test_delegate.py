@@ -16,7 +16,8 @@ from calico_cni import system
 from calico_cni.context import Finished, ProgramRunner
 from calico_cni.delegate import error_of, find_plugin
 from calico_cni.errors import CNIError
-from calico_cni.stopping import CallStopped
+from calico_cni.stopping import CallStopped, Stop
+from tests.clock import LONG, SOON
 from tests.cni_bench import CNIBench, answer, ending, failure, told
 
 OTHER = {"type": "other", "token": "kept"}
@@ -233,19 +234,35 @@ def program(folder: Path, body: str) -> Path:
 
 def test_a_program_is_run_with_nothing_but_what_it_is_given(tmp_path: Path) -> None:
     body = "import os,sys\nprint(sys.stdin.read() + os.environ['A'] + str(len(os.environ) < 4))\nsys.stderr.write('e')"
-    finished = system.run_program(program(tmp_path, body), {"A": "b"}, b"stdin ", 20)
+    finished = system.run_program(Stop(), program(tmp_path, body), {"A": "b"}, b"stdin ", 20)
     assert finished == Finished(0, b"stdin bTrue\n", b"e")
 
 
-def test_a_program_that_does_not_end_is_killed_with_its_children(tmp_path: Path) -> None:
+class StopOnceThere(Stop):
+    """A call that is stopped when the program has written its file."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__()
+        self._file = file
+
+    def heed(self) -> None:
+        if self._file.exists():
+            raise CallStopped("SIGTERM")
+
+
+@pytest.mark.parametrize("why", ["out of time", "stopped"])
+def test_a_program_that_does_not_end_is_killed_with_its_children(tmp_path: Path, why: str) -> None:
     path = tmp_path / "real"
-    path.write_text(f"#!/bin/sh\nsleep 600 &\necho $$ $! > {tmp_path}/pids\nwait\n")
+    path.write_text(
+        f"#!/bin/sh\nsleep 600 &\necho $$ $! > {tmp_path}/writing\nmv {tmp_path}/writing {tmp_path}/pids\nwait\n"
+    )
     path.chmod(0o755)
-    with pytest.raises(TimeoutError):
-        system.run_program(path, {"PATH": "/usr/bin:/bin"}, b"", 2.0)
+    stop, seconds = (Stop(), 4.0) if why == "out of time" else (StopOnceThere(tmp_path / "pids"), LONG)
+    with pytest.raises(TimeoutError if why == "out of time" else CallStopped):
+        system.run_program(stop, path, {"PATH": "/usr/bin:/bin"}, b"", seconds)
     children = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
     assert len(children) == 2
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + SOON
     while any(_runs(pid) for pid in children):
         assert time.monotonic() < deadline, "a child of the plugin outlived it"
         time.sleep(0.01)
@@ -259,14 +276,14 @@ def _runs(pid: int) -> bool:
 
 
 def test_a_program_that_reads_no_stdin(tmp_path: Path) -> None:
-    finished = system.run_program(program(tmp_path, "print(1)"), {}, b"x" * 1_000_000, 20)
+    finished = system.run_program(Stop(), program(tmp_path, "print(1)"), {}, b"x" * 1_000_000, 20)
     assert finished.stdout == b"1\n"
 
 
 def test_no_descriptor_is_left(tmp_path: Path) -> None:
     path = program(tmp_path, "print(1)")
-    system.run_program(path, {}, b"", 20)
+    system.run_program(Stop(), path, {}, b"", 20)
     before = len(list(Path("/proc/self/fd").iterdir()))
     for _ in range(3):
-        system.run_program(path, {}, b"", 20)
+        system.run_program(Stop(), path, {}, b"", 20)
     assert len(list(Path("/proc/self/fd").iterdir())) == before

@@ -7,6 +7,7 @@ import io
 import os
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,10 @@ from tests.cni_bench import CNIBench
 from tests.disturbers import nothing_kept
 
 LOG = Log(PLUGIN)
+
+
+def go_on() -> None:
+    """Nobody stops these calls."""
 
 
 def is_taken(path: Path) -> bool:
@@ -33,7 +38,7 @@ def is_taken(path: Path) -> bool:
 def test_a_turn_is_taken_and_given_back(tmp_path: Path) -> None:
     path = tmp_path / "netns"
     path.touch()
-    with pytest.raises(KeyError), own_turn(str(path), LOG):
+    with pytest.raises(KeyError), own_turn(str(path), LOG, go_on):
         assert is_taken(path)
         raise KeyError
     assert not is_taken(path)
@@ -46,7 +51,7 @@ def test_the_later_call_waits(tmp_path: Path) -> None:
     entered = threading.Event()
 
     def first() -> None:
-        with own_turn(str(path), LOG):
+        with own_turn(str(path), LOG, go_on):
             entered.set()
             time.sleep(0.2)
             order.append("first")
@@ -54,7 +59,7 @@ def test_the_later_call_waits(tmp_path: Path) -> None:
     thread = threading.Thread(target=first)
     thread.start()
     assert entered.wait(10)
-    with own_turn(str(path), LOG):
+    with own_turn(str(path), LOG, go_on):
         order.append("second")
     thread.join()
     assert order == ["first", "second"]
@@ -64,7 +69,7 @@ def test_a_turn_that_never_comes_is_a_warning(tmp_path: Path) -> None:
     path = tmp_path / "netns"
     path.touch()
     stderr = io.StringIO()
-    with logging_to(stderr), own_turn(str(path), LOG), own_turn(str(path), LOG, patience=0.1):
+    with logging_to(stderr), own_turn(str(path), LOG, go_on), own_turn(str(path), LOG, go_on, patience=0.1):
         pass
     assert "Another call for this sandbox has not ended" in stderr.getvalue()
 
@@ -78,7 +83,7 @@ def test_what_is_no_namespace_holds_up_nobody(tmp_path: Path, kind: str) -> None
         path.mkdir()
     elif kind == "loop":
         path.symlink_to(path)
-    with nothing_kept(), own_turn({"empty": "", "nul": "a\0b"}.get(kind, str(path)), LOG, patience=1.0):
+    with nothing_kept(), own_turn({"empty": "", "nul": "a\0b"}.get(kind, str(path)), LOG, go_on, patience=1.0):
         pass
 
 
@@ -90,9 +95,9 @@ def test_only_calls_that_touch_the_sandbox_wait(tmp_path: Path, monkeypatch: pyt
     def context() -> object:
         from dataclasses import replace
 
-        def turn(netns: str, log: Log) -> object:
+        def turn(netns: str, log: Log, heed: Callable[[], None]) -> object:
             asked.append(netns)
-            return own_turn("", log)
+            return own_turn("", log, heed)
 
         return replace(real(), turn=turn)
 
