@@ -55,9 +55,18 @@ def elsewhere(name: str) -> list[str]:
     return found if len(found) < 3 else []
 
 
+class Spelled(click.Command):
+    """A command whose options may be spelled as calicoctl's (see :func:`spelled_out`)."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, spelled_out(ctx, args, interspersed=True))
+
+
 class Commands(click.Group):
     """A group whose commands are named in a table. ``helps_with_unknown``: calicoctl answers a name that it does not
     know with the help of the group and exit code 0 (cli §1.2); ours does so for scripts written for calicoctl only."""
+
+    command_class = Spelled
 
     def __init__(self, *arguments: Any, later: Mapping[str, Later], helps_with_unknown: bool = False, **more: Any):
         super().__init__(*arguments, **more)
@@ -122,7 +131,7 @@ def _help(group: click.Group, ctx: click.Context, path: list[str]) -> NoReturn:
     ctx.exit()
 
 
-class Mirrored(click.Command):
+class Mirrored(Spelled):
     """A command that calicoctl has too: where a script may read it, it says exactly what calicoctl says.
 
     Arguments that it does not take are ignored then, as upstream's parser does.
@@ -136,9 +145,6 @@ class Mirrored(click.Command):
         if session.compat or not on_terminal():
             extra.setdefault("allow_extra_args", True)
         return super().make_context(info_name, args, parent, **extra)
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, spelled_out(ctx, args, interspersed=True))
 
 
 #: ``--watch`` or ``--watch=SECONDS``; see :class:`Watching`

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from calico_ipam.ctl.commands import Spelled
 from calico_ipam.ctl.output import say
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ SHELLS = ("bash", "zsh", "fish")
 PATIENCE = 2.0  # seconds; later than that nobody waits for a suggestion
 
 
-@click.command()
+@click.command(cls=Spelled)
 @click.argument("shell", type=click.Choice(SHELLS))
 @click.pass_context
 def completion(context: click.Context, /, shell: str) -> None:

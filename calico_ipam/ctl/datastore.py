@@ -8,7 +8,7 @@ from typing import IO, TYPE_CHECKING
 
 import click
 
-from calico_ipam.ctl.commands import Commands, Later
+from calico_ipam.ctl.commands import Commands, Later, Spelled
 from calico_ipam.ctl.failures import PartlyDone, Told
 from calico_ipam.ctl.options import yes_option
 from calico_ipam.ctl.output import document, say
@@ -48,7 +48,7 @@ def migrate() -> None:
     """calicoctl's commands to move a cluster from etcd to the Kubernetes API."""
 
 
-@click.command()
+@click.command(cls=Spelled)
 @click.argument("target", metavar="[FILE]", default="-")
 @click.option("--force", is_flag=True, help="Overwrite FILE.")
 @common_options
@@ -87,7 +87,7 @@ def _opened(source: str) -> Iterator[IO[str]]:
         yield file
 
 
-@click.command()
+@click.command(cls=Spelled)
 @click.argument("source", metavar="FILE")
 @click.option("--merge", is_flag=True, help="Import although the datastore holds something; objects of the dump win.")
 @yes_option
@@ -171,7 +171,7 @@ def _tell(session: Session, found: Comparison, written: int, target: str) -> Non
         raise PartlyDone
 
 
-@click.command()
+@click.command(cls=Spelled)
 @click.argument("target", metavar="URL")
 @click.option("--merge", is_flag=True, help="Copy although the target holds something; objects of the source win.")
 @yes_option
@@ -199,7 +199,7 @@ def copy(session: Session, /, target: str, merge: bool, yes: bool, dry_run: bool
         _bring_in(session, documents_of(opened), read_all(source), source.name, merge=merge, yes=yes, dry_run=dry_run)
 
 
-@click.command()
+@click.command(cls=Spelled)
 @click.argument("target", metavar="FILE")
 @common_options
 @pass_session

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from calico_ipam.ctl.commands import Spelled
 from calico_ipam.ctl.failures import ProblemsFound
 from calico_ipam.ctl.output import document, paragraph, say
 from calico_ipam.ctl.session import Session, common_options, pass_session
@@ -37,7 +38,7 @@ class Line:
     cure: str = ""
 
 
-@click.command()
+@click.command(cls=Spelled)
 @click.option("--node", metavar="NAME", help="The name of this host in the datastore. Default: as the plugins find it.")
 @click.option("--fail-on-problems", is_flag=True, help="End with exit code 3 when there is a problem.")
 @common_options

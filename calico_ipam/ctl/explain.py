@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from calico_ipam.ctl.commands import Spelled
 from calico_ipam.ctl.completion import live_names
 from calico_ipam.ctl.failures import Told
 from calico_ipam.ctl.output import counted, document, paragraph, readable_count, say
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from calico_ipam.engine.explain import HandleAnswer, NodeAnswer, PodAnswer, PoolAnswer
 
 
-@click.command()
+@click.command(cls=Spelled)
 @click.argument("subject", required=False, shell_complete=live_names("node", "pool", "block", "handle"))
 @click.option(
     "--node", metavar="NAME", shell_complete=live_names("node"), help="What a workload on this node would get."

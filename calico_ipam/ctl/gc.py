@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from calico_ipam.ctl.commands import Spelled
 from calico_ipam.ctl.failures import PartlyDone
 from calico_ipam.ctl.options import kubeconfig_option, yes_option
 from calico_ipam.ctl.output import counted, document, say, say_first
@@ -29,7 +30,7 @@ LOCK_SECONDS = 600
 _SHOWN = 20
 
 
-@click.command()
+@click.command(cls=Spelled)
 @click.option(
     "--older-than",
     type=click.IntRange(0),

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from calico_ipam.ctl.commands import Spelled
 from calico_ipam.ctl.failures import Told
 from calico_ipam.ctl.output import Column, document
 from calico_ipam.ctl.session import Session, common_options, pass_session
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from calico_ipam.datastore.changes import Change
 
 
-@click.command()
+@click.command(cls=Spelled)
 @click.argument("subject")
 @click.option(
     "--last", type=click.IntRange(1), default=50, metavar="NUMBER", help="Show at most this many changes. Default: 50."

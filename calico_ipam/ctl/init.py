@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from calico_ipam.ctl.commands import Spelled
 from calico_ipam.ctl.output import document, note, paragraph, say
 from calico_ipam.ctl.session import Session, common_options, pass_session
 
@@ -36,7 +37,7 @@ class Outcome:
     netconf: Mapping[str, Any]
 
 
-@click.command()
+@click.command(cls=Spelled)
 @click.option("--node", metavar="NAME", help=f"Name of this host. Default: {NODENAME_FILE}, else the OS host name.")
 @click.option(
     "--ipv4-pool",

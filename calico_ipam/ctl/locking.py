@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from calico_ipam.ctl.commands import Mirrored
+from calico_ipam.ctl.commands import Mirrored, Spelled
 from calico_ipam.ctl.failures import Told
 from calico_ipam.ctl.options import yes_option
 from calico_ipam.ctl.output import document, say
@@ -49,7 +49,7 @@ def unlock(session: Session, /, dry_run: bool) -> None:
     say("Datastore unlocked.")
 
 
-@click.command()
+@click.command(cls=Spelled)
 @click.option("--reason", default="", help="Why, for whoever wonders.")
 @click.option(
     "--for", "seconds", type=click.IntRange(0), default=0, metavar="SECONDS", help="When it may be taken for forgotten."
@@ -79,7 +79,7 @@ def own_lock(session: Session, /, reason: str, seconds: int, status: bool, yes: 
     say("Datastore locked.")
 
 
-@click.command()
+@click.command(cls=Spelled)
 @yes_option
 @click.option("--dry-run", is_flag=True, help="Say what would happen and write nothing.")
 @common_options

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from calico_ipam.ctl.commands import Spelled
 from calico_ipam.ctl.output import can_write, counted, paragraph, readable_share, say
 from calico_ipam.ctl.session import Session, common_options, pass_session
 
@@ -18,7 +19,7 @@ _PLAIN = ".-=+#"
 _MOST_PLACES = 4096  # places of a pool that are drawn one by one; of a larger one each sign stands for several
 
 
-@click.command(name="map")
+@click.command(name="map", cls=Spelled)
 @click.argument("pool", required=False)
 @click.option("--html", "target", metavar="FILE", help="Write a page that a browser shows, with every block.")
 @common_options

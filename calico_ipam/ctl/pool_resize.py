@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from calico_ipam.ctl.commands import Spelled
 from calico_ipam.ctl.completion import live_names
 from calico_ipam.ctl.options import dry_run_option, yes_option
 from calico_ipam.ctl.output import counted, document, paragraph, say
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from calico_ipam.engine.resize import Resize
 
 
-@click.command()
+@click.command(cls=Spelled)
 @click.argument("name", shell_complete=live_names("pool"))
 @click.argument("size", metavar="LENGTH", required=False)
 @click.option(

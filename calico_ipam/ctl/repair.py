@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from calico_ipam.ctl.commands import Spelled
 from calico_ipam.ctl.failures import PartlyDone
 from calico_ipam.ctl.options import kubeconfig_option, yes_option
 from calico_ipam.ctl.output import counted, document, paragraph, say
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 _SHOWN = 20
 
 
-@click.command()
+@click.command(cls=Spelled)
 @click.argument("subjects", nargs=-1, metavar="[SUBJECT]...")
 @click.option(
     "--only",

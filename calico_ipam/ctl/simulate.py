@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from calico_ipam.ctl.commands import Spelled
 from calico_ipam.ctl.failures import ProblemsFound
 from calico_ipam.ctl.output import Column, document, paragraph, readable_count, readable_share, say
 from calico_ipam.ctl.session import Session, common_options, pass_session
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from calico_ipam.engine.world import Engine
 
 
-@click.command()
+@click.command(cls=Spelled)
 @click.option("--lose-node", "lost", multiple=True, metavar="NAME", help="A node is lost; may be given again.")
 @click.option(
     "--add-pool", "added", multiple=True, metavar="CIDR[:LENGTH]", help="A pool is made, with blocks of LENGTH."
