@@ -10,10 +10,12 @@ import pytest
 from calico_cni.protocol import CALICO, CALICO_IPAM
 from calico_cni.stopping import CallStopped, HeedingStore, Stop
 from calico_ipam.datastore.api import Datastore
-from tests.cni_bench import NETNS, CNIBench, answer
+from tests.cni_bench import CNIBench, answer
+from tests.pod_bench import STORES, PodBench
 from tests.sequential import SequentialStore
 
 MOST = 60  # an ADD needs fewer requests
+BOTH = {"ipam": {"type": "calico-ipam", "assign_ipv6": "true"}}
 
 
 class StoppedAt(Stop):
@@ -33,13 +35,10 @@ def atomic(store: Datastore) -> Datastore:
     return store
 
 
-@pytest.mark.parametrize("program", [CALICO, CALICO_IPAM])
-@pytest.mark.parametrize("kind", [atomic, SequentialStore])
-def test_nothing_is_left(tmp_path: Path, program: str, kind: Callable[[Datastore], Datastore]) -> None:
-    bench = CNIBench(tmp_path).prepare()
-    bench.extra = {"ipam": {"type": "calico-ipam", "assign_ipv6": "true"}}
+def stopped_everywhere(bench: CNIBench, wrapped: Callable[[Datastore], Datastore], program: str) -> None:
+    """Do ADD after ADD, each stopped one request later than the one before, until one comes to its end; then DEL."""
     for place in range(1, MOST):
-        bench.store = HeedingStore(kind(bench.base), StoppedAt(place))
+        bench.store = HeedingStore(wrapped(bench.base), StoppedAt(place))
         try:
             done = bench.call("ADD", program=program)
         except CallStopped:
@@ -53,5 +52,22 @@ def test_nothing_is_left(tmp_path: Path, program: str, kind: Callable[[Datastore
     assert place > 5, "it was hardly ever stopped"
     assert len(answer(done)["ips"]) == 2
     bench.store = bench.base
-    assert bench.call("DEL", program=program, netns=NETNS).exit_code == 0
+    assert bench.call("DEL", program=program).exit_code == 0
     assert bench.addresses() == [] and bench.handles() == []
+
+
+@pytest.mark.parametrize("program", [CALICO, CALICO_IPAM])
+@pytest.mark.parametrize("wrapped", [atomic, SequentialStore])
+def test_nothing_of_a_container_is_left(
+    tmp_path: Path, program: str, wrapped: Callable[[Datastore], Datastore]
+) -> None:
+    bench = CNIBench(tmp_path).prepare()
+    bench.extra = BOTH
+    stopped_everywhere(bench, wrapped, program)
+
+
+@pytest.mark.parametrize("kind", STORES)
+def test_nothing_of_a_pod_is_left(tmp_path: Path, kind: str) -> None:
+    bench = PodBench(tmp_path, kind).prepare()
+    bench.extra = BOTH
+    stopped_everywhere(bench, atomic, CALICO)
