@@ -46,8 +46,8 @@ $(INSTALLED): pyproject.toml
 	@exec 9>$(VENV)/.lock; flock 9; \
 	if [[ ! -e $@ || pyproject.toml -nt $@ ]]; then \
 	    echo 'installing into $(VENV)'; \
-	    [[ -x $(BIN)/pip ]] || $(PYTHON) -m venv $(VENV); \
-	    $(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'; \
+	    $(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV); \
+	    scripts/again $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'; \
 	    touch $@; \
 	fi
 
@@ -82,8 +82,7 @@ bench: venv kube-apiserver
 # cnitool, CNI's reference runtime, drives our plugins in tests/e2e. Without Go those tests skip and say so.
 cnitool:
 	@if [[ ! -x $(CNITOOL) ]] && command -v go >/dev/null; then \
-	    echo 'building cnitool $(CNITOOL_VERSION) into $(dir $(CNITOOL))'; \
-	    GOBIN=$(dir $(CNITOOL)) go install github.com/containernetworking/cni/cnitool@$(CNITOOL_VERSION) \
+	    scripts/build-tool $(CNITOOL) github.com/containernetworking/cni/cnitool@$(CNITOOL_VERSION) \
 	        || echo 'cnitool could not be built; its tests will skip'; \
 	fi
 
@@ -91,8 +90,7 @@ cnitool:
 crictl:
 ifneq (,$(filter e2e,$(SUITE)))
 	@if [[ ! -x $(CRICTL) ]] && command -v go >/dev/null; then \
-	    echo 'building crictl $(CRICTL_VERSION) into $(dir $(CRICTL))'; \
-	    GOBIN=$(dir $(CRICTL)) go install sigs.k8s.io/cri-tools/cmd/crictl@$(CRICTL_VERSION) \
+	    scripts/build-tool $(CRICTL) sigs.k8s.io/cri-tools/cmd/crictl@$(CRICTL_VERSION) \
 	        || echo 'crictl could not be built; its tests will skip'; \
 	fi
 endif
