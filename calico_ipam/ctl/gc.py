@@ -292,7 +292,6 @@ def _held_lock(session: Session, *, wanted: bool) -> Iterator[None]:
     from calico_ipam.ctl.locking import owner_name
     from calico_ipam.engine.lock import LockOwner, LockState, lock
 
-    ended: int | None = None
     with _Signals() as signals:
         before: LockState | None = None
         try:
@@ -301,17 +300,17 @@ def _held_lock(session: Session, *, wanted: bool) -> Iterator[None]:
             yield
         except BaseException:
             if signals.raised is None:
-                raise
-            ended = signals.raised  # whatever else was said: the signal came in the middle of it
+                raise  # else, whatever was said: the signal came in the middle of it
         finally:
             if before is not None and not before.locked:
                 with suppress(_Ended), signals.waiting():
                     _undo(session)
-    if ended is not None:
-        if ended == signal.SIGINT:
+    # Also where Python dropped what was raised, in a finalizer say, or when the signal came while the lock was undone.
+    if signals.raised is not None:
+        if signals.raised == signal.SIGINT:
             raise KeyboardInterrupt
-        signal.raise_signal(ended)
-        raise SystemExit(128 + ended)  # where somebody handles it
+        signal.raise_signal(signals.raised)
+        raise SystemExit(128 + signals.raised)  # where somebody handles it
 
 
 def _undo(session: Session) -> None:
