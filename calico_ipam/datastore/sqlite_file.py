@@ -5,16 +5,17 @@ A file that is not ours is never written: everything here looks first.
 
 from __future__ import annotations
 
+import errno
 import os
 import sqlite3
 import stat
+from contextlib import closing
 from enum import Enum
 from pathlib import Path
 
 from calico_ipam.errors import IPAMError, StoreDamaged, StoreError, StoreUnavailable
 
 APPLICATION_ID = 0x43414C49  # "CALI", in the header of every store of ours
-MAGIC = b"SQLite format 3\0"
 
 #: statements that lead from one schema version to the next; the version is their number
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
@@ -113,13 +114,28 @@ def _look(path: Path, missing: Missing) -> None:
         )
     if not stat.S_ISREG(status.st_mode):
         raise StoreError(f"the datastore file {path} is no regular file", subject=str(path), hint="Name another file.")
+    if not os.access(path, os.R_OK, effective_ids=True):
+        raise _denied(path, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
+    if status.st_size == 1:
+        raise _no_database(path)  # SQLite takes a single byte for an empty file
+    _look_inside(path)
+
+
+def _look_inside(path: Path) -> None:
+    """Refuse a file that is no database, before a journal that lies beside it is taken for its own.
+
+    SQLite looks itself. Were the file opened and closed here, the kernel would drop the locks that other connections
+    of this process hold on it, and another process that takes itself for the last one would remove the write-ahead log
+    under them: whatever they write from then on is lost.
+    """
+    quoted = str(path).replace("%", "%25").replace("?", "%3f").replace("#", "%23")
     try:
-        with path.open("rb") as file:
-            head = file.read(len(MAGIC))
-    except OSError as error:
-        raise _denied(path, error) from None
-    if head and head != MAGIC:
-        raise _no_database(path)
+        with closing(sqlite3.connect(f"file://{quoted}?mode=ro&immutable=1", uri=True)) as connection:
+            connection.execute("PRAGMA application_id")
+    except sqlite3.DatabaseError as error:
+        # Any other failure is that of a file in use, looked at without its log; to open it in earnest will tell.
+        if _code(error) == sqlite3.SQLITE_NOTADB:
+            raise _no_database(path) from None
 
 
 def _no_store(path: Path, missing: Missing, vanished: str, absent: str) -> StoreError:
@@ -143,8 +159,9 @@ def _make(path: Path) -> None:
             # Only a folder made here is closed to others; the mode of one that exists is its owner's choice.
             folder.parent.mkdir(parents=True, exist_ok=True)
             folder.mkdir(mode=0o700, exist_ok=True)
-        # SQLite gives its journal and shared memory the mode of the file.
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        # SQLite gives its journal and shared memory the mode of the file. It is made without being opened: to close it
+        # again would drop the locks of another thread that was quicker (_look_inside).
+        os.mknod(path, 0o600 | stat.S_IFREG)
     except FileExistsError:
         if not folder.is_dir():
             raise StoreError(

@@ -521,6 +521,56 @@ def test_forks_while_other_threads_write(store: SQLiteStore) -> None:
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
 
+def of_another_process(path: Path) -> int:
+    """Have another process open the store, look at it and close it; return the revision that it saw."""
+    code = (
+        "import sqlite3, sys; c = sqlite3.connect(sys.argv[1]); print(c.execute(sys.argv[2]).fetchone()[0]); c.close()"
+    )
+    command = [sys.executable, "-I", "-c", code, str(path), "SELECT max(revision) FROM changes"]
+    return int(subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout)
+
+
+@pytest.mark.parametrize("opener", ["a thread", "a store"])
+def test_who_opens_the_file_leaves_the_locks_of_others_alone(store: SQLiteStore, opener: str) -> None:
+    """The kernel drops a process's locks on a file when any descriptor of it is closed; then another process, closing
+    the file, removes the write-ahead log that we go on writing to."""
+    (entry,) = store.commit(Create(KEY, handle()))
+    if opener == "a thread":
+        with ThreadPoolExecutor(1) as other:
+            assert other.submit(store.get, KEY).result(30) == entry
+    else:
+        with closing(SQLiteStore(store.path)) as second:
+            assert second.get(KEY) == entry
+    assert of_another_process(store.path) == 1
+    store.commit(Update(entry, handle(2)))
+    assert of_another_process(store.path) == 2
+
+
+def test_a_file_is_made_without_being_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that makes the file and closes it would drop the locks of one that was quicker to use it."""
+    path = tmp_path / "ipam.db"
+    opened: list[str] = []
+    make = os.open
+
+    def noted(name: object, *rest: int, **named: int) -> int:
+        opened.append(str(name))
+        return make(name, *rest, **named)  # type: ignore[arg-type]  # as os.open takes it
+
+    monkeypatch.setattr(os, "open", noted)
+    SQLiteStore(path).close()
+    assert mode(path) == 0o600
+    assert str(path) not in opened
+
+
+@pytest.mark.parametrize("name", ["100%.db", "what?.db", "a#b.db", "a b&mode=rw.db", "\u00e9.db"])
+def test_a_file_of_an_odd_name(tmp_path: Path, name: str) -> None:
+    with closing(SQLiteStore(tmp_path / name)) as store:
+        store.commit(Create(KEY, handle()))
+    assert (tmp_path / name).is_file()
+    (tmp_path / name).write_bytes(b"a letter to a friend")
+    refused(tmp_path / name, StoreDamaged, "is not a database")
+
+
 def test_a_closed_store_says_so(store: SQLiteStore) -> None:
     view = store.within(Deadline.after(30))
     store.close()
