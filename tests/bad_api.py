@@ -86,7 +86,10 @@ class BadApi:
                 head, _, received = received.partition(b"\r\n\r\n")
                 length = int(Received(head, b"").headers.get("content-length", 0))
                 while len(received) < length:
-                    received += client.recv(65536)
+                    piece = client.recv(65536)
+                    if not piece:
+                        return
+                    received += piece
                 request, received = Received(head, received[:length]), received[length:]
                 self.requests.append(request)
                 self.behaviour(client, request)

@@ -194,6 +194,9 @@ class Collector:
             except Forbidden as error:
                 if not self._may_go_without_lease(error) or election.stopped(WITHOUT_LEASE):
                     return
+            except Exception as error:  # with the thread gone nobody would ever lead again
+                self.loop.fail(error)
+                return
 
     def _may_go_without_lease(self, error: Forbidden) -> bool:
         """In upstream's place there are no rights for leases; compare-and-swap keeps two from harm (ruling 19)."""

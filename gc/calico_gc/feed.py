@@ -97,6 +97,8 @@ class Source:
                     if self._stop.wait(ABSENT_PAUSE):
                         return
                     continue
+                if self._stop.is_set():
+                    return  # whoever stopped it may have closed what it reads
                 log.warning("%s cannot be followed, again in %.0f s: %s", self.name, pause, error)
                 if self._stop.wait(pause):
                     return
@@ -133,7 +135,7 @@ class KubeSource(Source):
         if response is not None:
             try:
                 response.shutdown()
-            except (OSError, ValueError, RuntimeError) as error:
+            except (OSError, ValueError, RuntimeError, TypeError) as error:  # TypeError: closed in this very moment
                 log.debug("the watch of %s had ended: %s", self.name, error)
 
     def _list(self) -> None:
@@ -176,17 +178,19 @@ class KubeSource(Source):
                 "timeoutSeconds": str(int(WATCH_SECONDS)),
             }
             request = Request("GET", self._kind.path, query, verb="watch")
-            self._response = self._api.open_stream(request, WATCH_SECONDS + GRACE)
+            response = self._response = self._api.open_stream(request, WATCH_SECONDS + GRACE)
             silent = True
             try:
-                for line in _lines(self._response):
+                if self._stop.is_set():
+                    return  # while it was opened, when there was nothing yet to shut down
+                for line in _lines(response):
                     silent = False
                     self._event(line)
                     if self._stop.is_set():
                         return
             finally:
-                self._response.close()
                 self._response = None
+                response.close()
             if silent and not self._stop.is_set():
                 check_history(self._call, self._kind.path, {}, self._revision)
             self._stop.wait(0.1)  # a server that ends each watch at once is not asked in a loop
@@ -271,8 +275,11 @@ class DatastoreSource(Source):
                 self._sink.put(change)
 
     def _watch(self) -> None:
-        self._events = self._store.watch(self._scope, self._revision)
-        for event in self._events:
+        events: Any = self._store.watch(self._scope, self._revision)
+        self._events = events
+        if self._stop.is_set():
+            events.close()  # it was stopped meanwhile, when there was nothing yet to close
+        for event in events:
             if self._stop.is_set():
                 return
             change = intake.from_event(event)
@@ -327,6 +334,8 @@ class KubeVirt(Source):
             self._inner = [KubeSource(self._api, kind, relay) for kind in (MACHINES, INSTANCES)]
             for source in self._inner:
                 source.start()
+            if self._stop.is_set():
+                self.stop()  # again: meanwhile there may have been nobody to pass it on to
 
 
 class _Relay:

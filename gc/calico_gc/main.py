@@ -11,9 +11,10 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from queue import SimpleQueue
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -250,6 +251,7 @@ class Service:
         self._probes: Probes | None = None
         self._servers: dict[str, Server] = {}
         self._lock = threading.Lock()
+        self._signals: SimpleQueue[int] = SimpleQueue()
 
     def run(self, collector: Collector) -> int:
         """Run until a signal or an error ends it; returns the exit code."""
@@ -258,8 +260,7 @@ class Service:
         self._collector = collector
         file = self._settings.status_file or (STATUS_FILE if self._place.drop_in else "")
         self._probes = Probes(self._place.store, self._place.api, collector.loop, Path(file) if file else None)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._signalled)
+        self._listen_to_signals(collector.stop)
         if not self._place.drop_in and self._settings.listen:
             self._serve("page", *_address(self._settings.listen))
         if self._settings.health_port:
@@ -308,11 +309,22 @@ class Service:
         with self._lock:
             self._servers[name] = server
 
+    def _listen_to_signals(self, stop: Callable[[], None]) -> None:
+        """Have a thread call ``stop`` when a signal asks for the end."""
+
+        def wait() -> None:
+            self._signals.get()
+            stop()
+
+        threading.Thread(target=wait, name="signals", daemon=True).start()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._signalled)
+
     def _signalled(self, number: int, frame: FrameType | None) -> None:
+        # A handler runs between two instructions of the main thread, which may hold any lock, that of the inbox or the
+        # one with which threads are started. Of all queues only this one may be entered twice.
         del frame
-        assert self._collector is not None  # noqa: S101  # handlers are set after it
-        # A handler runs between two instructions of the main thread, which may hold the lock of the inbox.
-        threading.Thread(target=self._collector.stop, name=f"signal-{number}").start()
+        self._signals.put(number)
 
 
 def _address(text: str) -> tuple[str, int]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import socket
+import struct
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -32,7 +34,9 @@ from calico_ipam.datastore.api import Create
 from calico_ipam.datastore.sqlite import SQLiteStore
 from calico_ipam.model.keys import BlockKey, ResourceKey
 from calico_ipam.model.resource import IP_POOL, NODE, Resource
+from tests.clock import LONG
 from tests.gc_views import NOW, block, pool, reservation, small_view, suspect, view_of_state
+from tests.kube_tools import wait_until
 from tests.memory import MemoryStore
 
 TEMPLATES = templates()
@@ -417,6 +421,23 @@ def test_a_page_that_cannot_be_made_harms_only_its_request(caplog: pytest.LogCap
         connection.request("GET", "/healthz")
         assert connection.getresponse().status == 200
     assert "secret detail" in caplog.text
+
+
+def test_a_client_that_goes_away_is_no_news(
+    caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No traceback for it; the collector's log is read by people."""
+    caplog.set_level("DEBUG", "calico_gc.web.server")
+    server = Server("127.0.0.1", 0, sources())
+    server.start()
+    try:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as client:
+            client.sendall(b"GET / HT")
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # it ends with a reset
+        wait_until(lambda: "broke" in caplog.text, LONG, "the server to notice")
+    finally:
+        server.close()
+    assert capsys.readouterr().err == ""
 
 
 def test_pages_show_a_new_view_once_the_old_one_is_old() -> None:

@@ -212,6 +212,11 @@ class _FourServer(ThreadingHTTPServer):
         TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that went away while it was answered is no news."""
+        del request
+        log.debug("the connection of %s broke", client_address, exc_info=True)
+
 
 class _SixServer(_FourServer):
     address_family = socket.AF_INET6
