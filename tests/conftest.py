@@ -7,6 +7,7 @@ host (a network namespace), its own folder and names that nobody else has, so tw
 from __future__ import annotations
 
 import faulthandler
+import logging
 import os
 import signal
 import sys
@@ -89,6 +90,23 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
         faulthandler.cancel_dump_traceback_later()
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+
+
+# --- logging ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def _log_of_its_own() -> Iterator[None]:
+    """Undo what a program that ran in this process made of the log: whatever test comes next, it must not matter.
+
+    Left there, its handler would write into a stream that was closed, and complain about that on standard error.
+    """
+    root = logging.getLogger()
+    level = root.level
+    yield
+    root.setLevel(level)
+    for handler in [each for each in root.handlers if type(each) is logging.StreamHandler]:  # pytest's are of its own
+        root.removeHandler(handler)
 
 
 # --- fixtures -----------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.clock import LONG
 from tests.shared import REPOSITORY, recordings
 
 PROBE = """
@@ -34,9 +35,20 @@ SLOW = """
 import time
 import pytest
 
-@pytest.mark.timeout(0.2)
+@pytest.mark.timeout(1)
 def test_slow():
     time.sleep(30)
+"""
+LOGGING = """
+import logging, sys
+import pytest
+
+@pytest.mark.parametrize("number", range(2))
+def test_program(number, capsys):
+    assert logging.getLogger().level == logging.WARNING
+    logging.getLogger().warning("said")
+    assert capsys.readouterr().err == ""
+    logging.basicConfig(stream=sys.stderr, level="DEBUG", force=True)
 """
 MODULE = """
 import pytest
@@ -55,7 +67,7 @@ def outcome(folder: Path, source: str, ci: str) -> tuple[dict[str, int], str]:
         env={**os.environ, "CI": ci, "PYTEST_ADDOPTS": ""},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=LONG,
         check=False,
     )
     summary = done.stdout.rstrip().rpartition("\n")[2]
@@ -86,6 +98,11 @@ def test_a_test_that_takes_too_long_ends(tmp_path: Path) -> None:
     counts, said = outcome(tmp_path, SLOW, "")
     assert counts["failed"] == 1
     assert "took more than" in said
+
+
+def test_what_a_program_made_of_the_log_ends_with_its_test(tmp_path: Path) -> None:
+    counts, said = outcome(tmp_path, LOGGING, "")
+    assert counts == {"passed": 2}, said
 
 
 def test_absent_recordings_skip_by_name(tmp_path: Path) -> None:
