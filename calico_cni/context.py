@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -12,6 +12,7 @@ from calico_cni.errors import cni_error
 from calico_cni.logs import Log
 from calico_cni.netconf import LogConf, NetConf
 from calico_cni.protocol import Request
+from calico_cni.stopping import Stop
 from calico_ipam.errors import IPAMError
 
 if TYPE_CHECKING:
@@ -97,17 +98,13 @@ def _no_turn(_netns: str, _log: Log, _heed: Callable[[], None]) -> AbstractConte
     return nullcontext()
 
 
-def _go_on() -> None:
-    """Heed no signal."""
-
-
 @dataclass(frozen=True, slots=True)
 class Context:
     """The world of one call.
 
     ``logging``: starts logging as a configuration says. ``fetch``: HTTP GET of a URL within seconds, returns the
-    status. ``note``: passes text of another program on to our stderr. ``heed``: ends
-    the call here if it was asked to end; for whoever waits.
+    status. ``note``: passes text of another program on to our stderr. ``stop``: whether the call was asked to end; for
+    whoever waits, and for whoever takes back what was done.
     """
 
     open_store: StoreOpener
@@ -122,7 +119,7 @@ class Context:
     paths: Paths = Paths()
     open_cluster: ClusterOpener = no_cluster
     turn: Turns = _no_turn
-    heed: Callable[[], None] = _go_on
+    stop: Stop = field(default_factory=Stop)
 
     def sharing(self, store: Datastore) -> Context:
         """Return the context for a call inside this one: same store, and the log that is already open."""

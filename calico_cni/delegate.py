@@ -29,6 +29,7 @@ from calico_cni.protocol import (
     declared_version,
     go_quote,
 )
+from calico_cni.stopping import not_undone
 
 if TYPE_CHECKING:
     from calico_cni.results import Result
@@ -71,15 +72,17 @@ class IPAMDelegate:
         except BaseException as error:
             # It was killed half way, because it took too long or because this call was stopped.
             if not self.ours and (isinstance(error, PluginStoppedError) or not isinstance(error, Exception)):
-                self._take_back()
+                self.give_back(error)
             raise
 
-    def _take_back(self) -> None:
-        """Let a plugin that was stopped in the middle of an ADD give back what it may have taken."""
+    def give_back(self, cause: BaseException) -> None:
+        """Let the plugin give back what it may have taken in an ADD that ``cause`` ended; a failure is a warning."""
         try:
-            self.delete()
+            with self._call.context.stop.undoing():
+                self.delete()
         except CNIError as error:
-            self._call.log.warning("Could not give back what a stopped IPAM plugin may have taken", error=error)
+            self._call.log.warning("Could not give back what the IPAM plugin may have taken", error=error)
+            not_undone(cause)
 
     def result_of(self, text: str) -> Result:
         """Return the result that the plugin printed. Raises CNIError."""

@@ -74,7 +74,7 @@ def _turn(call: Call) -> AbstractContextManager[None]:
     request = call.request
     if request.program == CALICO_IPAM or request.command not in _TOUCHES_NETNS or not request.netns:
         return nullcontext()
-    return call.context.turn(request.netns, call.log, call.context.heed)
+    return call.context.turn(request.netns, call.log, call.context.stop.heed)
 
 
 def check_namespace(request: Request, context: Context) -> None:

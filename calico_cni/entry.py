@@ -154,7 +154,8 @@ def respond(request: Request, flag: str, answer: int) -> int:
             return _deliver(answer, Response.error(stopped.error(request.command)))
         status = _deliver(answer, response)
         if status != response.exit_code and request.command == ADD and response.undo is not None:
-            handle(response.undo, context)
+            with stop.undoing():
+                handle(response.undo, context)
         return status
 
 

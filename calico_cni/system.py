@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from calico_cni.context import Cluster, Context, Finished
 from calico_cni.logs import logging_to
 from calico_cni.netconf import LogConf
-from calico_cni.stopping import HeedingStore, Stop
+from calico_cni.stopping import HeedingServer, HeedingStore, Stop
 from calico_cni.turns import own_turn
 
 if TYPE_CHECKING:
@@ -57,11 +57,11 @@ def system_context(stderr: TextIO, stop: Stop) -> Context:
         same_namespace=same_namespace,
         logging=_logging(stderr),
         run_program=partial(run_program, stop),
-        fetch=fetch,
+        fetch=lambda url, timeout: stop.waited(lambda: fetch(url, timeout)),
         note=_note(stderr),
-        open_cluster=open_cluster,
+        open_cluster=partial(open_cluster, stop),
         turn=own_turn,
-        heed=stop.heed,
+        stop=stop,
     )
 
 
@@ -70,19 +70,20 @@ def open_store(stop: Stop, settings: Mapping[str, Any], environ: Mapping[str, st
     """Open the store that a network configuration and the environment name, as upstream detects it (rulings 3)."""
     from calico_ipam.datastore.config import open_plugin_datastore
 
-    stop.heed()
-    store = open_plugin_datastore(settings, environ)
+    store = stop.waited(lambda: open_plugin_datastore(settings, environ))
     try:
         yield HeedingStore(store, stop)
     finally:
         store.close()
 
 
-def open_cluster(settings: Mapping[str, Any], environ: Mapping[str, str], store: Datastore) -> Cluster:
+def open_cluster(stop: Stop, settings: Mapping[str, Any], environ: Mapping[str, str], store: Datastore) -> Cluster:
     """Return the Kubernetes cluster that a network configuration and the environment name."""
     from calico_ipam.datastore import config
+    from calico_ipam.datastore.kube import cluster
 
-    return config.open_cluster(settings, environ, store.inner if isinstance(store, HeedingStore) else store)
+    found = config.open_cluster(settings, environ, store.inner if isinstance(store, HeedingStore) else store)
+    return cluster.Cluster(HeedingServer(found.api, stop))
 
 
 def linux_dataplane() -> Dataplane:

@@ -14,6 +14,7 @@ from calico_cni.context import Context, Finished, Paths, ProgramRunner
 from calico_cni.dispatch import handle
 from calico_cni.logs import logging_to
 from calico_cni.protocol import CALICO, CALICO_IPAM, Request, Response
+from calico_cni.stopping import Stop
 from calico_ipam.datastore.api import Create, Datastore
 from calico_ipam.datastore.documents import DocumentStore
 from calico_ipam.errors import IPAMError
@@ -56,6 +57,7 @@ class CNIBench:
         self.opened: list[Mapping[str, Any]] = []
         self.extra: dict[str, Any] = {}  # more of the network configuration, of every call
         self.noted = b""
+        self.stop = Stop()
 
     def prepare(self) -> CNIBench:
         """Store what a ready cluster has: information, this node, a pool of each family."""
@@ -82,6 +84,7 @@ class CNIBench:
             fetch=self.fetch,
             note=self._note,
             paths=Paths(self.folder / "mtu", self.folder / "marker" / "upgraded"),
+            stop=self.stop,
         )
 
     @contextmanager

@@ -17,6 +17,7 @@ from calico_cni.ipam.pools import resolve_pools
 from calico_cni.ipam.upgrade import upgrade_before_search, upgrade_once
 from calico_cni.netconf import wanted_addresses
 from calico_cni.results import Result, ResultIP, ResultRoute, print_result
+from calico_cni.stopping import not_undone
 from calico_ipam.datastore.api import Datastore, Deadline
 from calico_ipam.engine.client import IPAM
 from calico_ipam.engine.results import AutoAssigned, NamespaceLabels
@@ -52,12 +53,14 @@ def assign_new(
     """Assign addresses that nobody holds yet."""
     assign = _specific(call, assignment, wanted) if wanted else _automatic(call, store, identity, assignment)
     ipam = IPAM(store, hostname=identity.node, clock=call.context.clock)
-    with host_lock(call.conf.ipam_lock_file, call.log, call.context.heed):
+    with host_lock(call.conf.ipam_lock_file, call.log, call.context.stop.heed):
         try:
             found = assign(ipam.within(Deadline.after(timers.ALLOCATION)))
             text = print_result(result_of(found), call.conf.version)
-        except BaseException:
-            assignment.take_back(ipam, call.log)
+        except BaseException as error:
+            with call.context.stop.undoing():
+                if not assignment.take_back(ipam, call.log):
+                    not_undone(error)
             raise
     call.log.info("Assigned addresses", handle=assignment.handle, addresses=" ".join(str(i) for i in found))
     return Answer(text, fresh=True)

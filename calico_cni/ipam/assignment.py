@@ -40,8 +40,10 @@ class Assignment:
         """Return the assignment to a virtual machine, which holds its addresses under a handle of its own (§7.5)."""
         return Assignment(handle, {**self.attrs, **attributes}, most=1)
 
-    def take_back(self, ipam: IPAM, log: Log) -> None:
-        """Release what this assignment holds, and nothing else; a failure is a warning, the runtime's DEL comes anyway.
+    def take_back(self, ipam: IPAM, log: Log) -> bool:
+        """Release what this assignment holds, and nothing else; return whether nothing is left of it.
+
+        A failure is a warning, the runtime's DEL comes anyway.
 
         The store is read first: a write whose answer was lost may have happened, and an address that was ours may
         belong to somebody else by now (rulings 4; §15.5, §15.21). The time for it is its own.
@@ -56,6 +58,8 @@ class Assignment:
                 )
         except IPAMError as error:
             log.warning("Could not release the addresses of a failed request", handle=self.handle, error=error)
+            return False
+        return True
 
     def _held(self, ipam: IPAM) -> list[ReleaseOption]:
         try:

@@ -22,7 +22,7 @@ def delete(call: Call) -> Answer:
             from calico_cni.ipam.machine import delete_machine
 
             delete_machine(call, store, identity)
-        with host_lock(call.conf.ipam_lock_file, call.log, call.context.heed):
+        with host_lock(call.conf.ipam_lock_file, call.log, call.context.stop.heed):
             ipam = IPAM(store, hostname=identity.node, clock=call.context.clock)
             bound = ipam.within(Deadline.after(timers.ALLOCATION))
             _release(call, bound, identity.handle(call.conf.name))

@@ -30,7 +30,7 @@ def collect(call: Call) -> Answer:
         return Answer()
     judge = _Judge(call, frozenset(attachment.container_id for attachment in valid))
     errors: list[Exception] = []
-    with call.store() as store, host_lock(call.conf.ipam_lock_file, call.log, call.context.heed):
+    with call.store() as store, host_lock(call.conf.ipam_lock_file, call.log, call.context.stop.heed):
         deadline = Deadline.after(timers.ALLOCATION)
         ipam = IPAM(store, hostname=judge.node, clock=call.context.clock).within(deadline)
         for entry in store.within(deadline).list(Blocks()):

@@ -48,7 +48,7 @@ def add_machine(
     check_handle(handle)
     assignment = assignment.for_machine(handle, machine.attributes())
     missing = ""
-    with host_lock(call.conf.ipam_lock_file, call.log, call.context.heed):
+    with host_lock(call.conf.ipam_lock_file, call.log, call.context.stop.heed):
         bound = ipam.within(Deadline.after(timers.REUSE))
         try:
             held = bound.ips_by_handle(handle)
@@ -91,7 +91,7 @@ def delete_machine(call: Call, store: Datastore, identity: Identity) -> None:
     if not is_persistent(call, ipam):
         return
     handle = machine.handle(call.conf.name)
-    with host_lock(call.conf.ipam_lock_file, call.log, call.context.heed):
+    with host_lock(call.conf.ipam_lock_file, call.log, call.context.stop.heed):
         bound = ipam.within(Deadline.after(timers.ALLOCATION))
         if give_up(bound, machine, handle, Owner(identity.namespace, identity.pod)):
             call.log.info("Released the addresses of a virtual machine that goes", handle=handle)

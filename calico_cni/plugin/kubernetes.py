@@ -44,7 +44,7 @@ def add_pod(wiring: Wiring, store: Datastore) -> Answer:
     """Network a pod: address, link, record, policy; whatever fails takes back what came before it (§6.7)."""
     call, dataplane, netns = wiring.call, wiring.dataplane, wiring.call.request.netns
     plan = _plan(wiring, store)
-    with Attempt(call.log) as attempt:
+    with Attempt(call.log, call.context.stop) as attempt:
         offer = plan.source.take()
         attempt.address = offer.release
         addresses = [single(ip.address) for ip in offer.result.ips]

@@ -121,11 +121,8 @@ class AddressSource:
             if result.ips:
                 return result
             raise CNIError("IPAM plugin returned missing IP config", _NO_FAMILY if delegate.ours else "")
-        except CNIError:
-            try:
-                delegate.delete()
-            except CNIError as error:
-                self.call.log.warning("Could not give back what the IPAM plugin took", error=error)
+        except CNIError as error:
+            delegate.give_back(error)
             raise
 
     def _explained(self, error: CNIError) -> CNIError:

@@ -8,7 +8,7 @@ from types import TracebackType
 from calico_cni.dataplane.api import DataplaneError
 from calico_cni.errors import CNIError, cni_error
 from calico_cni.logs import Log
-from calico_cni.stopping import CallStopped
+from calico_cni.stopping import Stop, not_undone
 
 Step = Callable[[], None]
 
@@ -20,8 +20,9 @@ class Attempt:
     address, and the error says so.
     """
 
-    def __init__(self, log: Log) -> None:
+    def __init__(self, log: Log, stop: Stop) -> None:
         self._log = log
+        self._stop = stop
         self._committed = False
         self.link: Step | None = None
         self.record: Step | None = None
@@ -39,8 +40,9 @@ class Attempt:
     ) -> None:
         if self._committed:
             return
-        if not self._undo(error) and isinstance(error, CallStopped):
-            error.undone = False
+        with self._stop.undoing():
+            if not self._undo(error):
+                not_undone(error)
 
     def _undo(self, error: BaseException | None) -> bool:
         """Take everything back; return whether nothing is left."""

@@ -93,7 +93,7 @@ def _connect(wiring: Wiring, store: Datastore, plan: _Plan, delegate: IPAMDelega
     """Address, link, record, profile; whatever fails takes back what came before it."""
     call = wiring.call
     dataplane, netns, ifname = wiring.dataplane, call.request.netns, call.request.ifname
-    with Attempt(call.log) as attempt:
+    with Attempt(call.log, call.context.stop) as attempt:
         offered = delegate.ask_for_addresses()
         attempt.address = delegate.delete
         ipam_result = delegate.result_of(offered)

@@ -12,7 +12,7 @@ import pytest
 from calico_cni.dataplane.errors import DataplaneError
 from calico_cni.logs import Log
 from calico_cni.plugin.undo import Attempt
-from calico_cni.stopping import CallStopped
+from calico_cni.stopping import CallStopped, Stop
 from tests.clock import LONG
 
 PROGRAM = """
@@ -20,13 +20,19 @@ import json, os, signal, sys, time, weakref
 from calico_cni import stopping
 
 stopping.HEED_SECONDS, stopping.UNDO_SECONDS = 1, 1
-name, working, undoing = sys.argv[1], sys.argv[2], float(sys.argv[3])
+name, working, undoing = sys.argv[1], sys.argv[2], sys.argv[3]
 if name == "SIGHUP":
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 class Finalized:
     def __del__(self):
         os.kill(os.getpid(), getattr(signal, name))
+
+def longer_than_patience(seconds):
+    over = time.monotonic() + seconds
+    while time.monotonic() < over:
+        time.sleep(0.01)
+    return "done"
 
 def work():
     if working == "in a finalizer":  # Python drops what is raised in here
@@ -37,8 +43,14 @@ def work():
         del found
     else:
         os.kill(os.getpid(), getattr(signal, name))
-    if working == "hanging":
-        time.sleep(60)
+    if working == "requesting":
+        stop._name, noted = "", stop._name  # it comes while the request is under way
+        def request():
+            stop._name = noted
+            time.sleep(60)
+        stop.waited(request)
+    if working == "making a link":
+        assert longer_than_patience(2.5) == "done"
     if working != "heedless":
         stop.heed()
 
@@ -51,18 +63,26 @@ try:
         except stopping.CallStopped:
             for again in ("SIGTERM", "SIGINT"):
                 os.kill(os.getpid(), getattr(signal, again))
-            stop.heed()  # it was told once, and undoing may go on
-            time.sleep(undoing)
+            with stop.undoing():
+                stop.heed()  # undoing may go on
+                if undoing == "a link":
+                    assert longer_than_patience(2.5) == "done"
+                elif undoing == "a record":
+                    stop.waited(lambda: time.sleep(60))
+                elif undoing == "much":
+                    while True:
+                        stop.waited(lambda: time.sleep(0.01))
             raise
 except stopping.CallStopped as stopped:
     found = stopped.error("ADD").document()
 os.kill(os.getpid(), signal.SIGTERM)  # what comes after the end of the call is not heard
+stop.heed()  # nor what came just before it: what is undone then must not be stopped
 print(json.dumps(found))
 """
 
 
-def stopped_by(name: str, working: str = "", undoing: float = 0.0) -> dict[str, Any]:
-    command = [sys.executable, "-c", PROGRAM, name, working, str(undoing)]
+def stopped_by(name: str, working: str = "", undoing: str = "") -> dict[str, Any]:
+    command = [sys.executable, "-c", PROGRAM, name, working, undoing]
     done = subprocess.run(command, capture_output=True, text=True, timeout=LONG, check=False)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
@@ -78,9 +98,9 @@ def test_it_is_told_once_and_a_second_signal_does_not_cut_undoing_short(name: st
     }
 
 
-@pytest.mark.parametrize("working", ["in a finalizer", "in a callback", "hanging"])
+@pytest.mark.parametrize("working", ["in a finalizer", "in a callback", "requesting", "making a link"])
 def test_wherever_a_signal_comes_it_is_heeded(working: str) -> None:
-    """Also where Python drops what is raised, and where the call does not come to a place of heeding."""
+    """Also where Python drops what is raised, in a request that does not end, and after what must not be cut off."""
     assert stopped_by("SIGTERM", working)["msg"] == "ADD was stopped by SIGTERM"
 
 
@@ -95,9 +115,16 @@ def test_other_verbs_have_nothing_to_undo() -> None:
     assert found.details == "Repeat the call; it goes on with what is left to do."
 
 
-def test_undoing_that_takes_too_long_is_given_up() -> None:
-    found = stopped_by("SIGTERM", undoing=60.0)
-    assert found["details"] == "Not all that it had done by then could be undone in time; DEL removes the rest."
+@pytest.mark.parametrize("undoing", ["a record", "much"])
+def test_undoing_that_takes_too_long_is_given_up(undoing: str) -> None:
+    found = stopped_by("SIGTERM", undoing=undoing)
+    assert found["details"] == "Not all that it had done by then could be undone; DEL removes the rest."
+
+
+def test_what_waits_for_nobody_is_undone_however_long_it_takes() -> None:
+    """It has its own bound, and cut off in the middle it would be half undone."""
+    found = stopped_by("SIGTERM", undoing="a link")
+    assert found["details"] == "What it had done by then was undone; repeat the call."
 
 
 def test_a_signal_that_was_ignored_stays_ignored() -> None:
@@ -111,9 +138,34 @@ def fail() -> None:
 
 @pytest.mark.parametrize("failing", ["", "link", "record", "address"])
 def test_what_could_not_be_undone_is_not_told_as_undone(failing: str) -> None:
-    attempt = Attempt(Log("none"))
+    attempt = Attempt(Log("none"), Stop())
     for step in ("link", "record", "address"):
         setattr(attempt, step, fail if step == failing else lambda: None)
     with pytest.raises(CallStopped) as caught, attempt:
         raise CallStopped("SIGTERM")
     assert caught.value.undone is (failing == "")
+
+
+UNHEARD = """
+import os, signal, sys
+from calico_cni import dispatch, entry
+from calico_cni.protocol import CALICO, Request, Response
+
+def handle(request, context):
+    if request.command == "ADD":
+        os.kill(os.getpid(), signal.SIGTERM)  # everything is made: the call does not heed it any more
+        return Response("{}", undo=request.as_verb("DEL"))
+    context.stop.heed()
+    sys.stderr.write("taken back")
+    return Response()
+
+dispatch.handle = handle
+sys.exit(entry.respond(Request(CALICO, {"CNI_COMMAND": "ADD"}, b""), "", -1))
+"""
+
+
+def test_what_a_runtime_that_went_away_never_hears_of_is_taken_back() -> None:
+    """It sends a signal and closes the pipe; the one must not keep the other from being seen to."""
+    command = [sys.executable, "-c", UNHEARD]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LONG, check=False)
+    assert (done.returncode, done.stderr.splitlines()[-1:]) == (1, ["taken back"]), done.stderr

@@ -57,13 +57,13 @@ class Cluster:
     """
 
     def __init__(self, api: Server) -> None:
-        self._api = api
+        self.api = api
         self._deadline: Deadline | None = None
         self._seen: dict[str, Document] = {}
 
     @property
     def settings(self) -> Settings:
-        return self._api.settings
+        return self.api.settings
 
     def within(self, deadline: Deadline | None) -> Self:
         """Return the same cluster, memory included, with questions that end by ``deadline``."""
@@ -99,14 +99,14 @@ class Cluster:
 
     def version(self) -> Document:
         """Return the server's version. Raises the errors of a datastore."""
-        return self._api.call(Request("GET", "/version"), self._deadline)
+        return self.api.call(Request("GET", "/version"), self._deadline)
 
     def close(self) -> None:
-        self._api.close()
+        self.api.close()
 
     def _get(self, path: str) -> Document:
         if path not in self._seen:
-            self._seen[path] = self._api.call(Request("GET", path), self._deadline)
+            self._seen[path] = self.api.call(Request("GET", path), self._deadline)
         return self._seen[path]
 
 
