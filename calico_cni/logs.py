@@ -117,9 +117,12 @@ class SharedFileHandler(logging.Handler):
             logging.getLogger(PLUGIN).warning("Cannot write the log file %s: %s", self._path, error)
 
     def _rotate(self) -> None:
-        """Move the file aside unless somebody else just did."""
+        """Move the file aside unless somebody else just did, or does: a log is not worth waiting for."""
         with self._path.with_name(self._path.name + ".lock").open("a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return
             if self._path.stat().st_size <= self._conf.max_size * self._unit:
                 return
             self._path.rename(self._free_name())
