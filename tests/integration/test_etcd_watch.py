@@ -25,7 +25,8 @@ from calico_ipam.model.keys import Affinities, AffinityKey, HandleKey, Handles
 from tests.clock import SOON, seconds_since
 from tests.etcd_tools import Etcd, Weather, proxied, wait_until
 
-QUICK = Patience(request=3.0, connect=0.5, pulse=0.3)
+#: Servers are waited for; a watch soon finds out that its line is dead.
+QUICK = Patience(request=30.0, connect=0.5, pulse=0.3)
 
 
 @pytest.fixture
@@ -257,11 +258,12 @@ def test_a_frozen_server_is_noticed_and_left(etcd: Etcd, store: EtcdStore) -> No
 
 
 def test_a_watch_without_any_contact_fails_in_the_end(etcd: Etcd) -> None:
-    with opened(etcd.endpoint, patience=Patience(request=0.5, connect=0.2, pulse=0.2, outage=1.5)) as store:
+    with opened(etcd.endpoint) as store:
         watch = store.watch(Handles(), "0")
         store.commit(handle("a"))
         assert next(watch).entry is not None
         etcd.stop()
+        store._calls.patience = Patience(request=0.5, connect=0.2, pulse=0.2, outage=1.5)
         began = time.monotonic()
         with pytest.raises(StoreUnavailable, match=r"no contact for \d+ s"):
             while True:
@@ -278,22 +280,43 @@ def test_a_deadline_ends_a_watch(store: EtcdStore) -> None:
     assert seconds_since(began) < SOON
 
 
+def threads_since(before: set[threading.Thread]) -> set[threading.Thread]:
+    return set(threading.enumerate()) - before
+
+
 def test_closing_ends_a_watch_that_waits(store: EtcdStore) -> None:
-    before = threading.active_count()
+    before = set(threading.enumerate())
     for _ in range(5):
         with Seen(store, store.list(Handles()).revision):
             pass
-    wait_until(lambda: threading.active_count() <= before, what="the threads to end")
+    wait_until(lambda: not threads_since(before), what="the threads to end")
+
+
+@pytest.mark.parametrize("given_up", [False, True])
+def test_a_store_that_is_closed_ends_its_watches_at_once(etcd: Etcd, given_up: bool) -> None:
+    """Also one on a connection that another request gave up meanwhile. By itself it would look up after ten minutes."""
+    with opened(etcd.endpoint, patience=Patience(pulse=600.0)) as store, ThreadPoolExecutor(1) as pool:
+        store.commit(handle("h"))
+        watch = store.watch(Handles(), "0")
+        assert next(watch).entry is not None
+        waiting = pool.submit(list, watch)
+        if given_up:
+            with store._links.link() as link:
+                store._links.leave(link)
+            store.list(Handles())  # on another connection
+        store.close()
+        assert waiting.result(30) == []
 
 
 def test_a_watch_that_is_forgotten_ends(store: EtcdStore) -> None:
-    before = threading.active_count()
     store.commit(handle("h"))
+    before = set(threading.enumerate())
     watch = store.watch(Handles(), "0")
     assert next(watch).entry is not None
-    assert threading.active_count() > before
+    begun = threads_since(before)
+    assert [each.name for each in begun if each.name == "etcd-watch"]
     del watch
-    wait_until(lambda: threading.active_count() <= before, what="the threads to end")
+    wait_until(lambda: not any(each.is_alive() for each in begun), what="its threads to end")
 
 
 @pytest.mark.timeout(180)
@@ -336,7 +359,9 @@ def test_nothing_is_lost_or_told_twice_in_bad_weather(etcd: Etcd, store: EtcdSto
 
 
 def test_a_slow_reader_holds_etcd_up_and_misses_nothing(store: EtcdStore) -> None:
-    watch: Any = store.watch(Handles(), store.list(Handles()).revision)
+    since = store.list(Handles()).revision
+    before = set(threading.enumerate())
+    watch: Any = store.watch(Handles(), since)
     store.commit(handle("first"))
     assert next(watch).kind == "added"
     for number in range(3 * ROOM):
@@ -348,7 +373,7 @@ def test_a_slow_reader_holds_etcd_up_and_misses_nothing(store: EtcdStore) -> Non
     assert told == [f"h{number}" for number in range(3 * ROOM)]
     store.commit(*(handle(f"i{number}") for number in range(100)))
     watch.close()
-    wait_until(lambda: not [each for each in threading.enumerate() if each.name == "etcd-watch"], 30, "its thread")
+    wait_until(lambda: not threads_since(before), 30, "its thread")
 
 
 def test_a_reader_that_was_away_is_no_outage(etcd: Etcd, store: EtcdStore) -> None:

@@ -38,7 +38,6 @@ class Link:
         self.token: str | None = None
         self.answered = float("-inf")
         self.users = 0
-        self.retired = False
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
         return (*_LEADER, ("token", self.token)) if self.token else _LEADER
@@ -58,6 +57,7 @@ class _State:
     #: re-entrant, because the garbage collector may end a forgotten watch in the middle of anything
     lock: Any = field(default_factory=threading.RLock)
     links: dict[Endpoint, Link] = field(default_factory=dict)
+    retired: set[Link] = field(default_factory=set)  #: given up, and still in use
     preferred: int = 0
     inherited: Any = None  #: never used, never closed: see Links._here
 
@@ -89,7 +89,9 @@ class Links:
         finally:
             with state.lock:
                 link.users -= 1
-                unused = link.retired and link.users == 0
+                unused = link in state.retired and link.users == 0
+                if unused:
+                    state.retired.remove(link)
             if unused:
                 link.channel.close()
 
@@ -109,8 +111,9 @@ class Links:
             if state.links.get(link.endpoint) is not link:
                 return  # another thread was quicker
             del state.links[link.endpoint]
-            link.retired = True
             unused = link.users == 0
+            if not unused:
+                state.retired.add(link)
             if self.cluster.endpoints[state.preferred] == link.endpoint:
                 state.preferred = (state.preferred + 1) % len(self.cluster.endpoints)
         if unused:
@@ -121,9 +124,9 @@ class Links:
         self.closed.set()
         state = self._here()
         with state.lock:
-            links = list(state.links.values())
-            state.links.clear()
-        for link in links:
+            links, state.links = state.links, {}
+            retired, state.retired = state.retired, set()  # exchanged, since a forgotten watch may end meanwhile
+        for link in (*links.values(), *retired):
             link.channel.close()
 
     def _here(self) -> _State:

@@ -125,6 +125,7 @@ class Changes(Iterator[RawChange | Revision]):
 
     def _open(self) -> None:
         self._calls.settle(self._store.deadline)
+        self._contact = time.monotonic()
         request = self._library.message("WatchRequest")()
         create = request.create_request
         # One range over all of ours: etcd keeps the order of events only inside one. Nothing else lies in between.
