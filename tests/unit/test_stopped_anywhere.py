@@ -14,12 +14,14 @@ from calico_cni.stopping import CallStopped, HeedingStore, Stop
 from calico_ipam.datastore.api import Datastore
 from calico_ipam.model.keys import Key, ResourceKey, Scope
 from calico_ipam.model.resource import IP_RESERVATION, PROFILE
-from tests.cni_bench import NETNS, CNIBench, answer, failure
+from tests.cni_bench import CNIBench, answer, failure
 from tests.faulty import Fault, FaultyStore
 from tests.memory import MemoryStore
+from tests.pod_bench import STORES, PodBench
 from tests.sequential import SequentialStore
 
 MOST = 60  # an ADD needs fewer requests
+BOTH = {"ipam": {"type": "calico-ipam", "assign_ipv6": "true"}}
 
 
 class StoppedAt(Stop):
@@ -70,16 +72,25 @@ def stopped_everywhere(bench: CNIBench, kind: Callable[[Datastore], Datastore], 
     raise AssertionError("an ADD never came to its end")
 
 
-@pytest.mark.parametrize("program", [CALICO, CALICO_IPAM])
-@pytest.mark.parametrize("kind", [atomic, SequentialStore])
-def test_nothing_is_left(tmp_path: Path, program: str, kind: Callable[[Datastore], Datastore]) -> None:
-    bench = CNIBench(tmp_path).prepare()
-    bench.extra = {"ipam": {"type": "calico-ipam", "assign_ipv6": "true"}}
+def nothing_is_left(bench: CNIBench, kind: Callable[[Datastore], Datastore], program: str) -> None:
+    """Neither of an ADD that was stopped, nor of the one that was not, once its DEL was done."""
+    bench.extra = BOTH
     done = stopped_everywhere(bench, kind, program)
     assert len(answer(done)["ips"]) == 2
     bench.store = bench.base
-    assert bench.call("DEL", program=program, netns=NETNS).exit_code == 0
+    assert bench.call("DEL", program=program).exit_code == 0
     assert bench.addresses() == [] and bench.handles() == []
+
+
+@pytest.mark.parametrize("program", [CALICO, CALICO_IPAM])
+@pytest.mark.parametrize("kind", [atomic, SequentialStore])
+def test_nothing_of_a_container_is_left(tmp_path: Path, program: str, kind: Callable[[Datastore], Datastore]) -> None:
+    nothing_is_left(CNIBench(tmp_path).prepare(), kind, program)
+
+
+@pytest.mark.parametrize("kind", STORES)
+def test_nothing_of_a_pod_is_left(tmp_path: Path, kind: str) -> None:
+    nothing_is_left(PodBench(tmp_path, kind).prepare(), atomic, CALICO)
 
 
 @pytest.mark.parametrize("program", [CALICO, CALICO_IPAM])
@@ -90,7 +101,7 @@ def test_a_signal_does_not_cut_short_the_undoing_of_a_failure(
     """IPv4 is assigned, IPv6 is not to be had, and the signal comes while the one is given back."""
     bench = CNIBench(tmp_path).prepare()
     bench.put(IP_RESERVATION, "all6", {"reservedCIDRs": ["fd00:65::/64"]})
-    bench.extra = {"ipam": {"type": "calico-ipam", "assign_ipv6": "true"}}
+    bench.extra = BOTH
     assert "IPv6" in failure(stopped_everywhere(bench, kind, program))["msg"]
 
 
