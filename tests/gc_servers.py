@@ -19,6 +19,7 @@ from calico_ipam.datastore.documents import DocumentStore, RawWrite
 from calico_ipam.datastore.kube.api import KubeApi
 from calico_ipam.datastore.kube.store import KubernetesStore
 from calico_ipam.model.keys import Affinities, Blocks, Handles, Key
+from tests.clock import LONG
 from tests.kube_tools import KubeServer
 
 PLURALS = {"BlockAffinity": "blockaffinities"}
@@ -114,7 +115,7 @@ def collecting(place: Place, **settings: Any) -> Iterator[Collector]:
         yield collector
     finally:
         collector.stop()
-        thread.join(30.0)
+        thread.join(LONG)
     assert not thread.is_alive()
     assert not failures, failures
 

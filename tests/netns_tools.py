@@ -19,6 +19,8 @@ from typing import Any
 
 import pytest
 
+from tests.clock import LONG, SOON
+
 CLONE_NEWNET = 0x40000000
 RUN_DIR = Path("/run/netns")
 
@@ -84,7 +86,7 @@ class Namespace:
         subprocess.run(["ip", "netns", "add", name], check=True)
         self.ip("link", "set", "lo", "up")
 
-    def command(self, *args: str, check: bool = True, timeout: float = 20.0) -> subprocess.CompletedProcess[str]:
+    def command(self, *args: str, check: bool = True, timeout: float = LONG) -> subprocess.CompletedProcess[str]:
         """Run a program inside."""
         done = subprocess.run(
             ["nsenter", f"--net={self.path}", "--", *args], capture_output=True, text=True, timeout=timeout
@@ -132,11 +134,10 @@ class Namespace:
         with inside(self.path):
             Path("/proc/sys", file).write_text(str(value))
 
-    def pings(self, address: str, *, size: int = 56) -> bool:
-        """Tell whether ``address`` answers a ping from inside."""
-        # Three tries: the first may be lost while neighbours are looked up.
-        done = self.command("ping", "-c", "1", "-W", "1", "-w", "5", "-M", "do", "-s", str(size), address, check=False)
-        return done.returncode == 0
+    def pings(self, address: str, *, size: int = 56, seconds: int = round(SOON)) -> bool:
+        """Tell whether ``address`` answers a ping from inside; one a second until it does, or ``seconds`` are over."""
+        until = ("-c", "1", "-W", "1", "-w", str(seconds))
+        return self.command("ping", *until, "-M", "do", "-s", str(size), address, check=False).returncode == 0
 
     def settle_in(self) -> subprocess.Popen[bytes]:
         """Start a process that lives inside until the test ends."""
@@ -224,7 +225,7 @@ def _setns(fd: int) -> None:
         raise OSError(ctypes.get_errno(), "setns")
 
 
-def wait_for(condition: Callable[[], bool], what: str, *, seconds: float = 5.0) -> None:
+def wait_for(condition: Callable[[], bool], what: str, *, seconds: float = SOON) -> None:
     """Wait until a condition holds; fail after ``seconds``."""
     deadline = time.monotonic() + seconds
     while not condition():

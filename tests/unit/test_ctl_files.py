@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from calico_ipam.ctl.report import write_file
+from tests.clock import LONG
 from tests.cluster import memory_folder
 from tests.ctl import PROGRAM, Ctl
 
@@ -32,7 +33,7 @@ def test_a_pipe_is_written_to_and_stays(tmp_path: Path) -> None:
     reader = threading.Thread(target=lambda: read.append(pipe.read_text()))
     reader.start()
     write_file(str(pipe), "text")
-    reader.join(10)
+    reader.join(LONG)
     assert read == ["text"]
     assert stat.S_ISFIFO(pipe.stat().st_mode)
 

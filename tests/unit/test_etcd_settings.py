@@ -27,6 +27,7 @@ from calico_ipam.datastore.etcd.identity import identity_of, validity
 from calico_ipam.datastore.etcd.library import load
 from calico_ipam.datastore.settings import ETCD, Settings
 from calico_ipam.errors import InvalidInput, IPAMError, NotConfigured, StoreError, Unauthorized
+from tests.clock import LONG
 from tests.etcd_tools import make_certificates
 
 SECRET = "s3cr3t-w0rd"
@@ -113,22 +114,29 @@ def test_discovery_without_records() -> None:
 def test_discovery_asks_dns(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as server:
         server.bind(("127.0.0.1", 0))
-        answering = threading.Thread(target=answer_dns, args=(server, 2))
+        answering = threading.Thread(target=answer_dns, args=(server,))
         answering.start()
         resolver = dns.resolver.Resolver(configure=False)
         resolver.nameservers, resolver.port = ["127.0.0.1"], server.getsockname()[1]
         monkeypatch.setattr(dns.resolver, "default_resolver", resolver)
-        assert (
-            str(cluster_of(etcd(etcd_discovery_srv="example.org")))
-            == "etcd://first.example.org:2379,second.example.org:1"
-        )
-        answering.join(10)
+        try:
+            found = str(cluster_of(etcd(etcd_discovery_srv="example.org")))
+        finally:
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as last:
+                last.sendto(b"", server.getsockname())
+            answering.join(LONG)
+        assert found == "etcd://first.example.org:2379,second.example.org:1"
 
 
-def answer_dns(server: socket.socket, times: int) -> None:
-    """Answer with two service records for plain etcd, and with none for the one with TLS."""
-    for _ in range(times):
+def answer_dns(server: socket.socket) -> None:
+    """Answer with two service records for plain etcd, and with none for the one with TLS; until nothing is asked.
+
+    A question that is asked again, since its answer took its time, is answered again.
+    """
+    while True:
         query, peer = server.recvfrom(4096)
+        if not query:
+            return
         question = dns.message.from_wire(query)
         response = dns.message.make_response(question)
         name = question.question[0].name

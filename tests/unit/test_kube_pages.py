@@ -48,8 +48,10 @@ def names(items: Iterable[Mapping[str, Any]]) -> Iterator[str]:
 
 @pytest.fixture(autouse=True)
 def _no_thread_is_left() -> Iterator[None]:
+    before = set(threading.enumerate())
     yield
-    assert not [each.name for each in threading.enumerate() if each.name.startswith("calico-ipam-page")]
+    made = set(threading.enumerate()) - before
+    assert not [each.name for each in made if each.name.startswith("calico-ipam-page")]
 
 
 def test_the_next_page_is_fetched_meanwhile() -> None:
