@@ -90,11 +90,11 @@ def test_waiting_costs_next_to_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         monkeypatch.setattr(fcntl, "flock", counted)
-        began = time.monotonic()
         with host_lock(str(lock), Log(IPAM), go_on, patience=4.0):
             over = time.monotonic()
     finally:
         os.close(descriptor)
+    began = tries[0]  # what came before was not waiting, but a busy machine
     late = [at for at in tries if at - began > 1.2]
     assert len(tries) > 10, "the first second is for those who ask often"
     assert 1 <= len(late) <= (over - began - 1.2) / 0.05 + 1, "the longer wait asks as often as the short one"

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from calico_cni.dataplane.linux import LinuxDataplane
+from tests.clock import LONG
 from tests.link_requests import HOST_NAME, IPV4, expectation_of, link_request
 from tests.netns_tools import Namespace, Node, inside
 
@@ -109,6 +110,6 @@ def test_the_host_side_may_take_a_moment(node: Node, pod: Namespace, dataplane: 
     felix = threading.Timer(0.3, put_back)
     felix.start()
     try:
-        assert dataplane.check(expectation_of(request, patience=5.0)) == []
+        assert dataplane.check(expectation_of(request, patience=LONG)) == []
     finally:
         felix.join()

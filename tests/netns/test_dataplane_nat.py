@@ -37,7 +37,7 @@ def world(node: Node) -> Namespace:
 def test_pods_reach_the_world_only_with_it(node: Node, pod: Namespace, dataplane: LinuxDataplane) -> None:
     world(node)
     dataplane.add(link_request(pod))
-    assert not pod.pings("203.0.113.2")
+    assert not pod.pings("203.0.113.2", seconds=2)
     masquerade(POOLS)
     assert pod.pings("203.0.113.2")
     assert pod.pings("2001:db8::2")

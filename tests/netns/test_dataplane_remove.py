@@ -11,7 +11,7 @@ import pytest
 from calico_cni.dataplane import linux
 from calico_cni.dataplane.api import ContainerLink, DataplaneError
 from calico_cni.dataplane.linux import LinuxDataplane
-from tests.clock import SOON, seconds_since
+from tests.clock import LONG, SOON, seconds_since
 from tests.link_requests import HOST_NAME, link_request
 from tests.netns_tools import Namespace, Node
 
@@ -92,7 +92,7 @@ def test_a_device_that_never_goes_away_ends_the_wait(
     node: Node, pod: Namespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     released = threading.Event()
-    monkeypatch.setattr(linux, "undo_pair", lambda *_: released.wait(30))
+    monkeypatch.setattr(linux, "undo_pair", lambda *_: released.wait(LONG))
     started = time.monotonic()
     try:
         with pytest.raises(DataplaneError, match=f"^timed out deleting device in netns {pod.path}$"):
@@ -102,7 +102,7 @@ def test_a_device_that_never_goes_away_ends_the_wait(
         released.set()
         for thread in threading.enumerate():
             if thread.name == "dataplane-remove":
-                thread.join(5)
+                thread.join(LONG)
 
 
 def test_the_calling_thread_stays_on_the_host(node: Node, pod: Namespace, dataplane: LinuxDataplane) -> None:

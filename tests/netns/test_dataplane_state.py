@@ -11,6 +11,7 @@ from calico_cni.dataplane import linux
 from calico_cni.dataplane.api import DataplaneError
 from calico_cni.dataplane.linux import LinuxDataplane
 from calico_cni.dataplane.rtnl import AssignedAddress, Rtnl
+from tests.clock import LONG
 from tests.link_requests import HOST_NAME, IPV4, IPV6, link_request
 from tests.netns_tools import Namespace, Node, host_state, sandbox_state
 from tests.shared import golden
@@ -125,7 +126,7 @@ def test_mtu_is_given_to_both_ends_and_kept(node: Node, pod: Namespace, dataplan
     assert (inner["mtu"], outer["mtu"]) == (1450, 1450)
     overhead = 28  # IPv4 and ICMP headers
     assert pod.pings("10.99.0.1", size=1450 - overhead)
-    assert not pod.pings("10.99.0.1", size=1450 - overhead + 1)
+    assert not pod.pings("10.99.0.1", size=1450 - overhead + 1, seconds=2)
 
 
 def test_custom_routes_replace_the_default_route(node: Node, pod: Namespace, dataplane: LinuxDataplane) -> None:
@@ -191,6 +192,7 @@ def test_address_is_waited_for_while_it_is_tentative(
         return [AssignedAddress(address.ip, address.prefix_length, looks[-1]) for address in found]
 
     monkeypatch.setattr(Rtnl, "addresses", slow)
+    monkeypatch.setattr(linux, "ADDRESS_SECONDS", LONG)
     dataplane.add(link_request(pod))
     assert looks == [True, True, True, False]
     monkeypatch.setattr(linux, "ADDRESS_SECONDS", 0.0)
