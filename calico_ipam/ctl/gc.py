@@ -7,8 +7,8 @@ stop every pod. With ``--lock`` the lock carries owner and expiry, and goes away
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -91,7 +91,8 @@ def gc(
     services, skipped = services_of(session, kubeconfig)
     if skipped and not skipped.startswith("No configuration") and not session.wants_document:
         session.note(f"{skipped}: addresses of load balancers are left alone.", label="warning")
-    with _held_lock(session, wanted=locked and not dry_run):
+
+    def collect() -> None:
         survey, found = survey_twice(session, services, skipped, confirm_after)
         if cold:
             _collect(session, survey, yes=yes, dry_run=dry_run)
@@ -107,6 +108,11 @@ def gc(
         question = f"Release {counted(len(leaks), 'address')} and delete {counted(len(stray), 'handle')}?"
         confirm(session, question, assume_yes=yes, refusal="nothing was released.")
         _carry_out(session, leaks, stray, unattributed=include_unattributed)
+
+    if locked and not dry_run:
+        _locked(session, collect)
+    else:
+        collect()
 
 
 def _leaks(
@@ -245,72 +251,85 @@ class _Ended(BaseException):
 
 
 class _Signals:
-    """The signals that end a program, as _Ended, but never in the middle of what must be done as a whole."""
+    """The signals that end a program, as _Ended, but never in the middle of what must be done as a whole.
+
+    The first one ends the body; from then on, and once :meth:`leave` was called, they are only noted: whoever is
+    impatient, or two signals of one shutdown, must not cut short what the first one began.
+    """
 
     _NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
     def __init__(self) -> None:
         self._before: dict[int, Any] = {}
         self._waits = False
-        self._came: int | None = None
-        self.raised: int | None = None  #: the signal that has ended the body
+        self.came: int | None = None  #: the first signal
 
-    def __enter__(self) -> _Signals:
-        heard = [each for each in self._NUMBERS if signal.getsignal(each) != signal.SIG_IGN]  # nohup asks for that
-        self._before = {each: signal.signal(each, self._end) for each in heard}
-        return self
+    def listen(self) -> None:
+        for each in self._NUMBERS:
+            if (handler := signal.getsignal(each)) != signal.SIG_IGN:  # nohup asks for that
+                self._before[each] = handler
+                signal.signal(each, self._end)
 
-    def __exit__(self, *_: object) -> None:
+    def restore(self) -> None:
         for each, handler in self._before.items():
             signal.signal(each, handler)
 
     def _end(self, number: int, _frame: FrameType | None) -> None:
+        if self.came is None:
+            self.came = number
         if not self._waits:
-            self.raised = number
+            self._waits = True
             raise _Ended(number)
-        self._came = number
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Let the body end before a signal does."""
+        """Let the body end before a signal does. A body that fails is left for good."""
         self._waits = True
-        try:
-            yield
-        finally:
-            self._waits = False
-        if self._came is not None:
-            self.raised, self._came = self._came, None
-            raise _Ended(self.raised)
-
-
-@contextmanager
-def _held_lock(session: Session, *, wanted: bool) -> Iterator[None]:
-    """Hold the datastore's lock, and undo it however the body ends."""
-    if not wanted:
         yield
-        return
+        self._waits = False
+        if self.came is not None:
+            self._waits = True
+            raise _Ended(self.came)
+
+    def leave(self) -> None:
+        """Raise no more."""
+        self._waits = True
+
+
+def _locked(session: Session, work: Callable[[], None]) -> None:
+    """Do some work under the datastore's lock, and undo the lock however that ends.
+
+    No context manager: a signal that comes between the end of its body and the first step of its exit skips the exit.
+    """
     from calico_ipam.ctl.locking import owner_name
     from calico_ipam.engine.lock import LockOwner, LockState, lock
 
-    with _Signals() as signals:
-        before: LockState | None = None
+    signals = _Signals()
+    before: LockState | None = None
+    try:
         try:
+            signals.listen()
             with signals.waiting():
                 before = lock(session.engine, LockOwner(owner_name(), "ipam gc", LOCK_SECONDS))
-            yield
-        except BaseException:
-            if signals.raised is None:
-                raise  # else, whatever was said: the signal came in the middle of it
+            work()
         finally:
+            signals.leave()
+    except BaseException:
+        if signals.came is None:
+            raise  # else, whatever was said: the signal came in the middle of it
+    finally:
+        # From the first signal on, and after leave(), the next ones are only noted: nothing cuts this short.
+        try:
             if before is not None and not before.locked:
-                with suppress(_Ended), signals.waiting():
-                    _undo(session)
+                _undo(session)
+        finally:
+            signals.restore()
     # Also where Python dropped what was raised, in a finalizer say, or when the signal came while the lock was undone.
-    if signals.raised is not None:
-        if signals.raised == signal.SIGINT:
+    if signals.came is not None:
+        if signals.came == signal.SIGINT:
             raise KeyboardInterrupt
-        signal.raise_signal(signals.raised)
-        raise SystemExit(128 + signals.raised)  # where somebody handles it
+        signal.raise_signal(signals.came)
+        raise SystemExit(128 + signals.came)  # where somebody handles it
 
 
 def _undo(session: Session) -> None:

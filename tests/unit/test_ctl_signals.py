@@ -1,46 +1,123 @@
-"""A signal that ends ``ipam gc --lock``: whatever it breaks on its way, the lock goes and the signal is told."""
+"""A signal that ends ``ipam gc --lock``: whenever it comes, and whatever it breaks, the lock goes and it is told."""
 
 from __future__ import annotations
 
 import signal
+import sys
 import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 
-from calico_ipam.ctl.gc import _held_lock
+from calico_ipam.ctl import gc
+from calico_ipam.ctl.gc import _locked
 from calico_ipam.ctl.session import Session
+from calico_ipam.engine.lock import state
+from calico_ipam.engine.survey import CLUSTER
 from tests.cluster import memory_folder
 from tests.ctl import Ctl
 
 
-def test_a_failure_that_a_signal_caused_is_not_told_instead_of_it() -> None:
+@pytest.fixture
+def session() -> Iterator[Session]:
+    with tempfile.TemporaryDirectory(dir=memory_folder()) as folder:
+        ctl = Ctl(Path(folder) / "ipam.db")
+        ctl.ok("init", "--node", "node-1", "--ipv4-pool", "10.0.0.0/24")
+        opened = Session()
+        opened.datastore = ctl.url
+        try:
+            yield opened
+        finally:
+            opened.close()
+
+
+def is_locked(session: Session) -> bool:
+    return state(session.store.get(CLUSTER)).locked
+
+
+def test_a_failure_that_a_signal_caused_is_not_told_instead_of_it(session: Session) -> None:
     """A store that undoes a transaction which never began fails with words of its own."""
-    with tempfile.TemporaryDirectory(dir=memory_folder()) as folder:
-        ctl = Ctl(Path(folder) / "ipam.db")
-        ctl.ok("init", "--node", "node-1", "--ipv4-pool", "10.0.0.0/24")
-        session = Session()
-        session.datastore = ctl.url
+
+    def fail() -> None:
         try:
-            with pytest.raises(KeyboardInterrupt), _held_lock(session, wanted=True):
+            signal.raise_signal(signal.SIGINT)
+        finally:
+            raise RuntimeError("cannot rollback")
+
+    with pytest.raises(KeyboardInterrupt):
+        _locked(session, fail)
+    assert not is_locked(session)
+
+
+def test_other_failures_are_told(session: Session) -> None:
+    def fail() -> None:
+        raise RuntimeError("broken")
+
+    with pytest.raises(RuntimeError, match="broken"):
+        _locked(session, fail)
+    assert not is_locked(session)
+
+
+@contextmanager
+def at_line(number: int, act: Callable[[], None]) -> Iterator[list[str]]:
+    """Act before the ``number``-th line of the module that is run in the block; give the lines that were run."""
+    lines: list[str] = []
+
+    def line(frame: FrameType, event: str, _argument: object) -> Any:
+        if event == "line":
+            lines.append(f"{frame.f_code.co_name}, line {frame.f_lineno}")
+            if len(lines) == number:
+                act()
+        return line
+
+    def call(frame: FrameType, _event: str, _argument: object) -> Any:
+        return line if frame.f_code.co_filename == gc.__file__ else None
+
+    before = sys.gettrace()
+    sys.settrace(call)
+    try:
+        yield lines
+    finally:
+        sys.settrace(before)
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_signals_before_any_line(session: Session, number: int) -> None:
+    """``number`` of them, of one shutdown say: the lock goes, and the first that was heard is told afterwards."""
+    outside: list[int] = []
+    signals = (signal.SIGTERM, signal.SIGHUP)[:number]
+    before = {each: signal.signal(each, lambda number, _frame: outside.append(number)) for each in signals}
+
+    def act() -> None:
+        try:
+            signal.raise_signal(signals[0])
+        finally:
+            signal.raise_signal(signals[-1])
+
+    def work() -> None:
+        assert is_locked(session)
+
+    place, came = 0, True
+    try:
+        while came:
+            place += 1
+            outside.clear()
+            ended: BaseException | None = None
+            with at_line(place, act) as lines:
                 try:
-                    signal.raise_signal(signal.SIGINT)
-                finally:
-                    raise RuntimeError("cannot rollback")
-        finally:
-            session.close()
-        assert ctl.ok("datastore", "lock", "--status") == "The datastore is not locked.\n"
-
-
-def test_other_failures_are_told() -> None:
-    with tempfile.TemporaryDirectory(dir=memory_folder()) as folder:
-        ctl = Ctl(Path(folder) / "ipam.db")
-        ctl.ok("init", "--node", "node-1", "--ipv4-pool", "10.0.0.0/24")
-        session = Session()
-        session.datastore = ctl.url
-        try:
-            with pytest.raises(RuntimeError, match="broken"), _held_lock(session, wanted=True):
-                raise RuntimeError("broken")
-        finally:
-            session.close()
-        assert ctl.ok("datastore", "lock", "--status") == "The datastore is not locked.\n"
+                    _locked(session, work)
+                except BaseException as error:
+                    ended = error
+            came = len(lines) >= place
+            where = lines[place - 1] if came else "the end"
+            assert not is_locked(session), where
+            assert ended is None or isinstance(ended, SystemExit), (where, ended)
+            assert bool(outside) == came, where
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+    assert place > 20, "hardly any line was tried"
