@@ -46,6 +46,7 @@ class BadApi:
         self.url = f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
         self._closing = threading.Event()
         self._open: set[socket.socket] = set()
+        self._lock = threading.Lock()  # a socket that is shut down is not closed meanwhile
         self._accepting = threading.Thread(target=self._accept, daemon=True)
 
     def settings(self, **more: Any) -> Settings:
@@ -59,11 +60,12 @@ class BadApi:
         self._closing.set()
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
+        self._accepting.join(10)  # before its descriptor may become another listener's
         self._listener.close()
-        for each in list(self._open):
-            with contextlib.suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-        self._accepting.join(10)
+        with self._lock:
+            for each in self._open:
+                with contextlib.suppress(OSError):
+                    each.shutdown(socket.SHUT_RDWR)
 
     def _accept(self) -> None:
         while not self._closing.is_set():
@@ -71,11 +73,20 @@ class BadApi:
                 client, _ = self._listener.accept()
             except OSError:
                 return
-            self._open.add(client)
+            with self._lock:
+                self._open.add(client)
             threading.Thread(target=self._serve, args=(client,), daemon=True).start()
 
     def _serve(self, client: socket.socket) -> None:
-        with contextlib.suppress(OSError), client:
+        try:
+            self._answer(client)
+        finally:
+            with self._lock:
+                self._open.discard(client)
+            client.close()
+
+    def _answer(self, client: socket.socket) -> None:
+        with contextlib.suppress(OSError):
             received = b""
             while True:
                 while b"\r\n\r\n" not in received:
@@ -93,7 +104,6 @@ class BadApi:
                 request, received = Received(head, received[:length]), received[length:]
                 self.requests.append(request)
                 self.behaviour(client, request)
-        self._open.discard(client)
 
 
 # --- what it may do -----------------------------------------------------------------------------------------

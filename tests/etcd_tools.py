@@ -47,7 +47,12 @@ class Etcd:
     """One etcd process, a cluster of its own. ``arguments`` go to it as they are."""
 
     def __init__(
-        self, *arguments: str, scheme: str = "http", certificates: Path | None = None, durable: bool = False
+        self,
+        *arguments: str,
+        scheme: str = "http",
+        certificates: Path | None = None,
+        durable: bool = False,
+        ports: Sequence[int] = (),
     ) -> None:
         if shutil.which("etcd") is None:
             pytest.skip(MISSING)
@@ -55,7 +60,7 @@ class Etcd:
         self.scheme = scheme
         self.certificates = certificates
         self.folder = Path(tempfile.mkdtemp(prefix="etcd-test-"))
-        self.port, peer_port = free_ports(2)
+        self.port, peer_port = ports or free_ports(2)
         self.name = "test"
         self.peer = f"http://127.0.0.1:{peer_port}"
         self.members = [self]
@@ -119,13 +124,15 @@ class Etcd:
     def _status(self, channel: Any) -> Any:
         library = load()
         status = library.unary(channel, "Maintenance/Status", "StatusResponse")
-        return status(library.message("StatusRequest")(), timeout=1)
+        return status(library.message("StatusRequest")(), timeout=10)
 
     def leads(self) -> bool:
-        """Whether it is the leader of its cluster."""
+        """Whether it says that it is the leader of its cluster."""
         channel = self.channel()
         try:
             status = self._status(channel)
+        except load().grpc.RpcError:
+            return False
         finally:
             channel.close()
         return bool(status.leader == status.header.member_id)
@@ -172,11 +179,11 @@ class Etcd:
         if shutil.which("etcdctl") is None:
             pytest.skip(MISSING)
         done = subprocess.run(
-            ["etcdctl", "--endpoints", self.endpoint, *arguments],
+            ["etcdctl", "--endpoints", self.endpoint, "--dial-timeout=30s", "--command-timeout=30s", *arguments],
             env={**os.environ, "ETCDCTL_API": "3"},
             capture_output=True,
             text=True,
-            timeout=30,
+            timeout=60,
         )
         assert done.returncode == 0, done.stderr
         return done.stdout
@@ -207,15 +214,17 @@ class Etcd:
         message = message or method
         try:
             call = library.unary(channel, f"KV/{method}", f"{message}Response")
-            return call(library.message(f"{message}Request")(**fields), timeout=10)
+            return call(library.message(f"{message}Request")(**fields), timeout=30)
         finally:
             channel.close()
 
 
 @contextlib.contextmanager
 def etcd_cluster(size: int) -> Iterator[list[Etcd]]:
-    """Run a cluster of several members."""
-    members = [Etcd("--heartbeat-interval=50", "--election-timeout=500") for _ in range(size)]
+    """Run a cluster of several members, that elect a leader in a second or two and not because one was slow."""
+    ports = free_ports(2 * size)
+    times = ("--heartbeat-interval=100", "--election-timeout=1000")
+    members = [Etcd(*times, ports=ports[2 * number : 2 * number + 2]) for number in range(size)]
     for number, member in enumerate(members):
         member.name, member.members = f"m{number}", members
     try:
@@ -293,6 +302,7 @@ class Proxy:
     def __init__(self, target: int) -> None:
         self.weather = Weather()
         self.connections = 0
+        self.swallowed = 0  #: pieces of bytes that arrived nowhere
         self._target = target
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._listener.getsockname()[1])
@@ -311,14 +321,14 @@ class Proxy:
     def __exit__(self, *_: object) -> None:
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
+        self._accepting.join(10)  # before its descriptor may become another listener's
         self._listener.close()
         self.cut()
-        self._accepting.join(10)
 
     def cut(self) -> None:
         """Break all connections."""
         with self._lock:
-            for each in list(self._open):
+            for each in self._open:
                 with contextlib.suppress(OSError):
                     each.shutdown(socket.SHUT_RDWR)
 
@@ -337,8 +347,18 @@ class Proxy:
             server.settimeout(None)
             with self._lock:
                 self._open |= {client, server}
-            for source, sink, answers in ((client, server, False), (server, client, True)):
-                threading.Thread(target=self._carry, args=(source, sink, answers), daemon=True).start()
+            threading.Thread(target=self._serve, args=(client, server), daemon=True).start()
+
+    def _serve(self, client: socket.socket, server: socket.socket) -> None:
+        """Carry both ways; whoever comes last closes both, so that nobody uses a descriptor that is closed."""
+        back = threading.Thread(target=self._carry, args=(server, client, True), daemon=True)
+        back.start()
+        self._carry(client, server, False)
+        back.join()
+        with self._lock:
+            self._open -= {client, server}
+            client.close()
+            server.close()
 
     def _carry(self, source: socket.socket, sink: socket.socket, answers: bool) -> None:
         with contextlib.suppress(OSError):
@@ -347,6 +367,7 @@ class Proxy:
                 if answers and weather.delay:
                     time.sleep(weather.delay)
                 if not (weather.answers if answers else weather.requests):
+                    self.swallowed += 1
                     continue
                 if answers and weather.rate:
                     for byte in piece:
@@ -357,9 +378,6 @@ class Proxy:
         for each in (source, sink):
             with contextlib.suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
-        with self._lock:
-            self._open.discard(source)
-        source.close()
 
 
 @contextlib.contextmanager

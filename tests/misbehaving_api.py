@@ -19,7 +19,8 @@ class MisbehavingApi:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._ended = threading.Event()
         self.requests: list[str] = []
-        threading.Thread(target=self._serve, daemon=True).start()
+        self._serving = threading.Thread(target=self._serve, daemon=True)
+        self._serving.start()
 
     @property
     def url(self) -> str:
@@ -29,6 +30,7 @@ class MisbehavingApi:
         self._ended.set()
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
+        self._serving.join(10)  # before its descriptor may become another listener's
         self._listener.close()
 
     def _serve(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import socket
 
@@ -9,9 +10,12 @@ FIRST, LAST = 15_000, 32_000
 
 
 def free_ports(number: int) -> list[int]:
-    """Return different ports on which nobody listens now. Chance keeps tests that run side by side apart."""
+    """Return different ports on which nobody listens now.
+
+    Workers of one run have ports of their own, since a server takes a while to listen; chance keeps two runs apart.
+    """
     found: list[int] = []
-    for port in random.SystemRandom().sample(range(FIRST, LAST), 1000):
+    for port in random.SystemRandom().sample(_of_this_worker(), 500):
         if len(found) == number:
             return found
         with socket.socket() as probe:
@@ -22,6 +26,12 @@ def free_ports(number: int) -> list[int]:
                 continue
         found.append(port)
     raise AssertionError(f"no {number} free ports from {FIRST} to {LAST}")
+
+
+def _of_this_worker() -> range:
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    return range(FIRST + worker, LAST, workers)
 
 
 def free_port() -> int:

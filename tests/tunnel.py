@@ -20,8 +20,10 @@ class Tunnel:
         self._port = port
         with inside(path):
             self._listener = socket.create_server(("127.0.0.1", 0))
-        self._open: list[socket.socket] = []
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._open: set[socket.socket] = set()
+        self._lock = threading.Lock()  # a socket that is shut down is not closed meanwhile
+        self._accepting = threading.Thread(target=self._accept, daemon=True)
+        self._accepting.start()
 
     @property
     def port(self) -> int:
@@ -30,10 +32,14 @@ class Tunnel:
 
     def close(self) -> None:
         """Stop listening and cut every connection."""
-        for each in (self._listener, *self._open):
-            with suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-            each.close()
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._accepting.join(15)  # before its descriptor may become another listener's
+        self._listener.close()
+        with self._lock:
+            for each in self._open:
+                with suppress(OSError):
+                    each.shutdown(socket.SHUT_RDWR)
 
     def _accept(self) -> None:
         with suppress(OSError):
@@ -45,9 +51,20 @@ class Tunnel:
                     near.close()
                     continue
                 far.settimeout(None)
-                self._open += [near, far]
-                for pair in ((near, far), (far, near)):
-                    threading.Thread(target=_carry, args=pair, daemon=True).start()
+                with self._lock:
+                    self._open |= {near, far}
+                threading.Thread(target=self._serve, args=(near, far), daemon=True).start()
+
+    def _serve(self, near: socket.socket, far: socket.socket) -> None:
+        """Carry both ways; whoever comes last closes both, so that nobody uses a descriptor that is closed."""
+        back = threading.Thread(target=_carry, args=(far, near), daemon=True)
+        back.start()
+        _carry(near, far)
+        back.join()
+        with self._lock:
+            self._open -= {near, far}
+            near.close()
+            far.close()
 
 
 def _carry(source: socket.socket, target: socket.socket) -> None:

@@ -23,15 +23,14 @@ from tests.fake_dataplane import Pair
 from tests.misbehaving_api import MisbehavingApi, cut, drop, html, saying
 from tests.pod_bench import HOST_NAME, NETWORK, X
 
-#: One request's limit in these tests, instead of ten seconds.
+#: One request's limit where nobody answers, instead of ten seconds. A server that does answer has its ten seconds.
 LIMIT = 0.5
 #: A verb's bound in these tests: a few requests at their limit, not one at its ten seconds.
 BOUND = SOON
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api, "REQUEST_SECONDS", LIMIT)
+def few_tries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api, "LATER_TRIES", 2)
 
 
@@ -44,12 +43,15 @@ def bench(tmp_path: Path) -> CNIBench:
 
 
 @pytest.fixture
-def serve() -> Iterator[Callable[[Any], MisbehavingApi]]:
+def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Any], MisbehavingApi]]:
     servers: list[MisbehavingApi] = []
 
     def make(behaviour: Any) -> MisbehavingApi:
         server = MisbehavingApi(drop)
-        server.behaviour = getattr(server, behaviour) if isinstance(behaviour, str) else behaviour
+        if isinstance(behaviour, str):  # those that never answer
+            monkeypatch.setattr(api, "REQUEST_SECONDS", LIMIT)
+            behaviour = getattr(server, behaviour)
+        server.behaviour = behaviour
         servers.append(server)
         return server
 

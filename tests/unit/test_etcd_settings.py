@@ -423,6 +423,14 @@ def test_what_is_known_after_a_failure(code: str, text: str, meaning: Meaning) -
 
 
 @pytest.mark.parametrize(
+    ("code", "text"), [("DEADLINE_EXCEEDED", "Deadline Exceeded"), ("UNKNOWN", "context deadline exceeded")]
+)
+def test_whoever_notices_first_that_time_is_over_it_is_told_alike(code: str, text: str) -> None:
+    failure = failure_of(GrpcError(code, text))
+    assert (failure.meaning, failure.short) == (Meaning.UNSURE, "did not answer in time")
+
+
+@pytest.mark.parametrize(
     ("code", "text", "kind", "words", "hint"),
     [
         ("RESOURCE_EXHAUSTED", "etcdserver: mvcc: database space exceeded", StoreFull, "is full", "alarm disarm"),

@@ -86,7 +86,7 @@ def failure_of(error: Any) -> Failure:
         return Failure(Meaning.UNSENT, text, f"takes no requests ({_plain(text)})")
     if COMPACTED in text or FUTURE in text:
         return Failure(Meaning.GONE, text, _plain(text))
-    if code == "DEADLINE_EXCEEDED":
+    if code == "DEADLINE_EXCEEDED" or "context deadline exceeded" in text:  # the member may be the first to notice
         return Failure(Meaning.UNSURE, text, "did not answer in time")
     if code in ("CANCELLED", "UNKNOWN", "INTERNAL", "ABORTED"):
         return Failure(Meaning.UNSURE, text, f"failed ({_plain(text)})")
