@@ -9,9 +9,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import patch
 
+from calico_cni.dataplane import pair
 from calico_cni.dataplane.netlink import NetlinkRefused
 from calico_cni.dataplane.rtnl import Rtnl
+from tests.clock import SOON
 from tests.link_requests import HOST_NAME
 from tests.netns_tools import Node, inside, wait_for
 
@@ -20,35 +23,74 @@ WANTED = "ee:ee:ee:ee:ee:ee"
 LINK_LOCAL = "fe80::ecee:eeff:feee:eeee"
 
 
-@contextmanager
-def rewriter(node: Node, *, delay: float, times: int) -> Iterator[list[str]]:
-    """Watch for HOST_NAME and give it another address ``delay`` seconds after it is seen, at most ``times`` times."""
-    written: list[str] = []
-    stop = threading.Event()
+class Rewriter:
+    """A device manager that gives HOST_NAME another address, and the time of those who hold it against that.
 
-    def work() -> None:
-        with inside(node.path), Rtnl.open() as rtnl:
-            while not stop.is_set() and len(written) < times:
+    Time stands still until the next address is written: a busy machine may let either side stall, and still the one
+    that waits for quiet meets every address. ``written``: the addresses; at most ``times``, each ``delay`` seconds
+    after the right one was seen.
+    """
+
+    def __init__(self, node: Node, delay: float, times: int) -> None:
+        self.written: list[str] = []
+        self._node, self._delay, self._times = node, delay, times
+        self._now = 0.0
+        self._wrote = threading.Condition()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._work)
+
+    def monotonic(self) -> float:
+        return self._now
+
+    def sleep(self, seconds: float) -> None:
+        with self._wrote:
+            before = len(self.written)
+            if _address_now() == WANTED:  # else one is there already that was not seen
+                done = self._wrote.wait_for(lambda: len(self.written) > before or self._is_over(), SOON)
+                assert done, "the rewriter stands still"
+        self._now += seconds
+
+    def _is_over(self) -> bool:
+        return len(self.written) >= self._times or not self._thread.is_alive()
+
+    def _work(self) -> None:
+        with inside(self._node.path), Rtnl.open() as rtnl:
+            while not self._stop.is_set() and len(self.written) < self._times:
                 link = rtnl.link(HOST_NAME)
-                if link is None or (written and link.mac != WANTED):
+                if link is None or (self.written and link.mac != WANTED):
                     time.sleep(0.0005)
                     continue
-                if delay:
-                    stop.wait(delay)
-                mac = f"02:00:00:00:00:{len(written) % 256:02x}"
-                try:
-                    rtnl.set_mac(link.index, mac)
-                except NetlinkRefused:
-                    return
-                written.append(mac)
+                if self._delay:
+                    self._stop.wait(self._delay)
+                mac = f"02:00:00:00:00:{len(self.written) % 256:02x}"
+                with self._wrote:
+                    try:
+                        rtnl.set_mac(link.index, mac)
+                    except NetlinkRefused:
+                        return
+                    self.written.append(mac)
+                    self._wrote.notify_all()
 
-    thread = threading.Thread(target=work)
-    thread.start()
-    try:
-        yield written
-    finally:
-        stop.set()
-        thread.join()
+    def __enter__(self) -> Rewriter:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+
+def _address_now() -> str:
+    with Rtnl.open() as rtnl:
+        link = rtnl.link(HOST_NAME)
+        return link.mac if link is not None else ""
+
+
+@contextmanager
+def rewriter(node: Node, *, delay: float, times: int) -> Iterator[list[str]]:
+    """Rewrite the address of HOST_NAME, at most ``times`` times; the addresses are told as they are written."""
+    with Rewriter(node, delay, times) as found, patch.object(pair, "time", found):
+        yield found.written
 
 
 @contextmanager
@@ -85,5 +127,9 @@ def _descriptors() -> int:
 
 
 def _children() -> set[str]:
-    tasks = Path("/proc/self/task").iterdir()
-    return {child for task in tasks for child in (task / "children").read_text().split()}
+    while True:
+        try:
+            tasks = Path("/proc/self/task").iterdir()
+            return {child for task in tasks for child in (task / "children").read_text().split()}
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # a thread has just ended; its children are another thread's by now

@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 REMOVE_SECONDS = 20.0
 #: seconds to wait for an IPv6 address, and between two looks. The kernel makes and approves them in the background:
 #: within milliseconds as a rule, but a link whose other end is up already may be left waiting for a second.
-ADDRESS_SECONDS = 3.0
+ADDRESS_SECONDS = 10.0
 ADDRESS_PAUSE = 0.005
 #: tries to have it made from the right hardware address
 LINK_LOCAL_TRIES = 10

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from calico_cni.dataplane import linux, pair, routes
+from calico_cni.dataplane import linux, routes
 from calico_cni.dataplane.linux import LinuxDataplane
 from calico_cni.dispatch import handle
 from calico_cni.protocol import CALICO_IPAM, Request, Response
@@ -145,15 +145,8 @@ def test_p16_del_after_the_namespaces_file_is_gone(bench: Bench, node: Node, kep
 # --- P18: a device manager rewrites hardware addresses ----------------------------------------------------------
 
 
-#: Seconds of quiet that a busy machine's rewriter cannot miss.
-PATIENT = 1.0
-
-
-def test_p18_a_rewritten_hardware_address_is_set_again(
-    tmp_path: Path, node: Node, pod: Namespace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pair, "MAC_PATIENCE", 60.0)
-    bench = Bench(tmp_path, pod, LinuxDataplane(mac_quiet=PATIENT))
+def test_p18_a_rewritten_hardware_address_is_set_again(tmp_path: Path, node: Node, pod: Namespace) -> None:
+    bench = Bench(tmp_path, pod, LinuxDataplane())
     with rewriter(node, delay=0.05, times=1) as written:
         answer(bench.do("ADD"))
         assert written
@@ -163,11 +156,8 @@ def test_p18_a_rewritten_hardware_address_is_set_again(
     assert [route["gateway"] for route in pod.ip_json("-6", "route", "show", "default")] == [LINK_LOCAL]
 
 
-def test_p18_one_that_is_rewritten_for_ever_is_given_up(
-    tmp_path: Path, node: Node, pod: Namespace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pair, "MAC_PATIENCE", 3.0)
-    bench = Bench(tmp_path, pod, LinuxDataplane(mac_quiet=PATIENT))
+def test_p18_one_that_is_rewritten_for_ever_is_given_up(tmp_path: Path, node: Node, pod: Namespace) -> None:
+    bench = Bench(tmp_path, pod, LinuxDataplane())
     with rewriter(node, delay=0.01, times=100_000):
         assert f"did not stay {WANTED}" in told(bench.do("ADD"))
     assert node.links() == pod.links() == []
