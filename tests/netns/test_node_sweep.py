@@ -26,7 +26,7 @@ from tests.gc_views import block
 from tests.gc_world import GcClock
 from tests.kube_tools import wait_until
 from tests.memory import MemoryStore
-from tests.netns_tools import RUN_DIR, Namespace, Node
+from tests.netns_tools import Namespace, Node
 
 NODE = "node-1"
 
@@ -62,6 +62,7 @@ class Case:
     api: Api = field(default_factory=Api)
     store: MemoryStore = field(default_factory=MemoryStore)
     sandboxes: list[Mapping[str, Any]] = field(default_factory=list)
+    proc: Path = Path("/proc")
 
     def __post_init__(self) -> None:
         self.netns = self.folder / "netns"
@@ -76,6 +77,13 @@ class Case:
         found = self.node.link(name)
         assert found is not None
         return int(found["ifindex"])
+
+    def see_only(self, *processes: int) -> None:
+        """Let only these processes be on the node: other tests of this machine have some of their own."""
+        self.proc = self.folder / "proc"
+        for pid in processes:
+            (self.proc / str(pid)).mkdir(parents=True)
+        self.proc.mkdir(exist_ok=True)
 
     def has(self, name: str) -> bool:
         return self.node.link(name) is not None
@@ -96,6 +104,7 @@ class Case:
                 results=self.folder / "results",
                 lock=self.folder / "ipam.lock",
                 volumes=self.folder / "pods",
+                proc=self.proc,
             ),
             state=self.folder / "state.json",
             lock=self.folder / "sweep.lock",
@@ -208,6 +217,7 @@ def test_routes_go_without_their_link_only_where_felix_does_not_run(case: Case) 
     case.link(STALE, case.node.sandbox())
     case.node.ip("-6", "route", "add", "fd00::9", "dev", STALE)
     names = {f"10.65.0.9 dev {STALE}", f"fd00::9 dev {STALE}"}
+    case.see_only()
     case.sweep("route")
     swept = case.sweep("route")
     assert actions(swept, "route") == dict.fromkeys(names, "removed")
@@ -218,7 +228,8 @@ def test_routes_go_without_their_link_only_where_felix_does_not_run(case: Case) 
 def test_felix_is_left_its_routes(case: Case, tmp_path: Path) -> None:
     program = tmp_path / "calico-felix"
     program.symlink_to("/bin/sleep")
-    felix = subprocess.Popen([program, "60"])
+    felix = subprocess.Popen([program, "600"])
+    case.see_only(felix.pid)
     try:
         case.link(STALE, case.node.sandbox())
         case.sweep("route")
@@ -230,13 +241,12 @@ def test_felix_is_left_its_routes(case: Case, tmp_path: Path) -> None:
 
 @pytest.fixture
 def stray(case: Case) -> Iterator[Path]:
-    """A namespace as a runtime leaves it behind."""
-    name = f"cni-{uuid.uuid4()}"
-    subprocess.run(["ip", "netns", "add", name], check=True)
-    (case.netns).rmdir()
-    case.netns = RUN_DIR
-    yield RUN_DIR / name
-    subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+    """A namespace as a runtime leaves it behind, in a folder where no sweep of another test finds it."""
+    found = case.netns / f"cni-{uuid.uuid4()}"
+    found.touch()
+    subprocess.run(["unshare", f"--net={found}", "true"], check=True)
+    yield found
+    subprocess.run(["umount", "--lazy", found], check=False, capture_output=True)
 
 
 def test_a_namespace_without_processes_goes(case: Case, stray: Path) -> None:
@@ -247,7 +257,7 @@ def test_a_namespace_without_processes_goes(case: Case, stray: Path) -> None:
 
 
 def test_a_namespace_with_a_process_stays(case: Case, stray: Path) -> None:
-    process = subprocess.Popen(["nsenter", f"--net={stray}", "--", "sleep", "60"])
+    process = subprocess.Popen(["nsenter", f"--net={stray}", "--", "sleep", "600"])
     try:
         entered = Path(f"/proc/{process.pid}/ns/net")
         wait_until(lambda: entered.stat().st_ino == stray.stat().st_ino, what="the process to move in")
@@ -283,7 +293,7 @@ def test_connections_of_an_address_that_left_are_forgotten(case: Case) -> None:
 
 def test_a_lock_held_for_ten_minutes_is_reported_and_never_broken(case: Case) -> None:
     lock = case.folder / "ipam.lock"
-    code = f"exec 9>{lock}; flock 9; echo held; sleep 60"
+    code = f"exec 9>{lock}; flock 9; echo held; exec sleep 600"
     process = subprocess.Popen(["bash", "-c", code], stdout=subprocess.PIPE)
     try:
         assert process.stdout is not None
