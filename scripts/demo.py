@@ -176,9 +176,9 @@ def kernel() -> tuple[set[str], set[str]]:
 
 
 def ping(source: str, target: str, what: str) -> None:
-    """Ping once; a sandbox must answer within five seconds."""
+    """Ping once a second; a sandbox must answer within ten."""
     enter = [] if source == "host" else ["ip", "netns", "exec", source]
-    answer = run(*enter, "ping", "-n", "-c", "1", "-W", "5", target)
+    answer = run(*enter, "ping", "-n", "-c", "1", "-w", "10", target)
     line = next(line for line in answer.splitlines() if "bytes from" in line)
     say(f"     {what}: {line}")
 

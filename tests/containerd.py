@@ -22,6 +22,8 @@ from secrets import token_hex
 
 import pytest
 
+from tests.clock import LONG
+
 #: In containerd's view of the file system.
 SOCKET = "/run/containerd/containerd.sock"
 
@@ -47,7 +49,7 @@ exec "$@"
 ISOLATED = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "--propagation=private")
 
 
-def wait_until(what: str, condition: Callable[[], object], *, seconds: float = 30.0) -> None:
+def wait_until(what: str, condition: Callable[[], object], *, seconds: float = LONG) -> None:
     """Return when ``condition`` holds; fail with ``what`` when it does not within ``seconds``."""
     deadline = time.monotonic() + seconds
     while not condition():
@@ -71,12 +73,12 @@ class Containerd:
 
     def ctr(self, *arguments: str) -> str:
         """Run ``ctr`` to its end and return what it printed; fail with its words when it fails."""
-        done = subprocess.run(self.command(*arguments), capture_output=True, text=True, timeout=30, check=False)
+        done = subprocess.run(self.command(*arguments), capture_output=True, text=True, timeout=LONG, check=False)
         assert done.returncode == 0, f"ctr {' '.join(arguments)}: {done.stderr or done.stdout}"
         return done.stdout
 
     def _run(self, name: str, rootfs: Path) -> list[str]:
-        return self.command("run", "--rm", "--cni", "--rootfs", str(rootfs), name, "/bin/sleep", "300")
+        return self.command("run", "--rm", "--cni", "--rootfs", str(rootfs), name, "/bin/sleep", "600")
 
     @contextmanager
     def container(self, name: str, rootfs: Path) -> Iterator[Container]:
@@ -96,7 +98,7 @@ class Containerd:
             wait_until(f"container {name} runs", running)
             yield Container(self, name)
             self.ctr("task", "kill", "--signal=SIGKILL", name)
-            run.wait(timeout=30)
+            run.wait(timeout=LONG)
             said = log.read_text()
             assert "error" not in said and "failed" not in said, said
         finally:
@@ -106,7 +108,7 @@ class Containerd:
 
     def refused(self, name: str, rootfs: Path) -> str:
         """Run a container that cannot be networked; return what ``ctr`` said about it."""
-        done = subprocess.run(self._run(name, rootfs), capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(self._run(name, rootfs), capture_output=True, text=True, timeout=LONG, check=False)
         assert done.returncode != 0, f"container {name} was not refused: {done.stdout}"
         return done.stderr
 
@@ -190,7 +192,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
     """End the namespaces of an ``unshare --fork`` and everything in them."""
     for child in children(process.pid):
         os.kill(child, signal.SIGKILL)  # the first of its process namespace: all the others end with it
-    process.wait(timeout=30)
+    process.wait(timeout=LONG)
 
 
 def remove_control_groups(name: str) -> None:

@@ -23,6 +23,7 @@ from typing import Any
 
 import pytest
 
+from tests.clock import LONG
 from tests.containerd import (
     ISOLATED,
     PRIVATE_VIEW,
@@ -145,7 +146,7 @@ class CRINode:
 
     def run(self, *words: str, network: str = "") -> str:
         """Run a command on this machine and return what it printed."""
-        done = subprocess.run(self.command(*words, network=network), capture_output=True, text=True, timeout=60)
+        done = subprocess.run(self.command(*words, network=network), capture_output=True, text=True, timeout=LONG)
         assert done.returncode == 0, f"{' '.join(words)} on {self.name}: {done.stderr or done.stdout}"
         return done.stdout
 
@@ -164,7 +165,7 @@ class CRINode:
                 return False
             return all(condition["status"] for condition in status)
 
-        wait_until(f"CRI of {self.name} is ready", answers, seconds=60)
+        wait_until(f"CRI of {self.name} is ready", answers)
 
     def kill_containerd(self) -> None:
         """Kill containerd as a crash does; shims and sandboxes live on."""
@@ -175,7 +176,7 @@ class CRINode:
     def reap(self) -> None:
         """Wait for a containerd that was killed, or whose machine ended."""
         while self._containerd:
-            self._containerd.pop().wait(timeout=30)
+            self._containerd.pop().wait(timeout=LONG)
 
     def log(self) -> str:
         return (self.folder / "containerd.log").read_text(errors="replace")[-4000:]
@@ -249,8 +250,8 @@ class Sandbox:
         return self.node.run("ip", *words, network=self._network)
 
     def pings(self, address: str) -> bool:
-        command = self.node.command("ping", "-c1", "-W1", "-w5", address, network=self._network)
-        return subprocess.run(command, capture_output=True, timeout=30).returncode == 0
+        command = self.node.command("ping", "-c1", "-W1", "-w15", address, network=self._network)
+        return subprocess.run(command, capture_output=True, timeout=LONG).returncode == 0
 
     def stop(self) -> None:
         self.node.crictl("stopp", self.id)

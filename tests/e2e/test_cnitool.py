@@ -108,7 +108,7 @@ def test_add_check_and_del(tmp_path: Path, example: str) -> None:
         for (ip, length), network in zip(addresses.items(), expected.networks, strict=True):
             assert ipaddress.ip_address(ip) in ipaddress.ip_network(network)
             assert length == ipaddress.ip_address(ip).max_prefixlen
-            run("ping", "-c", "1", "-W", "5", ip)
+            run("ping", "-c", "1", "-w", "15", ip)
         if expected.address:
             assert list(addresses) == [expected.address]
         handle = f"{document['name']}.{container_id(namespace)}"

@@ -37,20 +37,20 @@ def test_a_container_gets_an_address_and_talks(tmp_path: Path, example: str) -> 
                 "default via 169.254.1.1 dev eth0 ",
                 "169.254.1.1 dev eth0 scope link ",
             ]
-            assert "1 packets received" in container.run("/bin/ping", "-c", "1", "-W", "5", IPV4)
-            run("ping", "-c", "1", "-W", "5", ip)
+            assert "1 packets received" in container.run("/bin/ping", "-c", "1", "-W", "15", IPV4)
+            run("ping", "-c", "1", "-w", "15", ip)
             assert host_link(ip).startswith("cali")
             if "dual" in example:
                 ipv6 = address_of(container, "inet6").removesuffix("/128")
                 assert site.holders()[ipv6] == f"{network}.{runtime.namespace}-one"
-                run("ping", "-6", "-c", "1", "-W", "5", ipv6)
+                run("ping", "-6", "-c", "1", "-w", "15", ipv6)
 
             with runtime.container("two", rootfs) as other:
                 assert address_of(other) != address
             assert set(site.holders().values()) == {f"{network}.{runtime.namespace}-one"}, (
                 "only the stopped one is gone"
             )
-            run("ping", "-c", "1", "-W", "5", ip)
+            run("ping", "-c", "1", "-w", "15", ip)
 
         assert site.holders() == {}
         assert site.records() == []
@@ -75,5 +75,5 @@ def test_a_container_that_is_refused_leaves_nothing(tmp_path: Path) -> None:
             refused = runtime.refused("container2", rootfs)
             assert "cali" in refused and f"{runtime.namespace}-container1" in refused
             assert list(site.holders()) == [address.removesuffix("/32")]
-            run("ping", "-c", "1", "-W", "5", address.removesuffix("/32"))
+            run("ping", "-c", "1", "-w", "15", address.removesuffix("/32"))
         assert site.holders() == {}

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.clock import LONG
 from tests.installed import PROGRAMS, cnitool, need_root
 from tests.shared import REPOSITORY
 
@@ -50,6 +51,7 @@ def test_there_are_commands_to_run() -> None:
     assert REPOSITORY / "README.md" in DOCUMENTS
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_commands_work(document: Path, tmp_path: Path) -> None:
     need_root()
@@ -63,7 +65,7 @@ def test_commands_work(document: Path, tmp_path: Path) -> None:
         env={**clean, "PATH": f"{PROGRAMS}:{cnitool().parent}:{os.environ['PATH']}", "SCRATCH": str(tmp_path)},
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=4 * LONG,
         check=False,
     )
     assert done.returncode == 0, f"{done.stderr}\n{done.stdout}"

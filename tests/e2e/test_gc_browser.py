@@ -18,8 +18,6 @@ from tests.gc_views import large_view, small_view
 PAGES = ("/", "/pool/default-ipv4", "/block/10.244.0.0/26", "/nodes", "/node/node-a", "/candidates", "/handles")
 PAGES += ("/log", "/problems", "/find?q=node-b", "/block/10.9.9.0/26")
 LARGE_PAGES = ("/", "/pool/default-ipv4?page=3", "/nodes?page=2", "/candidates", "/node/worker-0003.example.internal")
-#: seconds a page of the large cluster may take on two busy cores
-SLOW = 20.0
 
 
 @pytest.fixture(scope="module")
@@ -182,9 +180,8 @@ def test_a_search_from_the_page(browser: Browser, small: str) -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("page", LARGE_PAGES)
 def test_a_thousand_nodes_and_twenty_thousand_blocks(browser: Browser, large: str, page: str) -> None:
-    seconds = browser.open(large + page)
+    browser.open(large + page)
     assert_clean(browser, large)
-    assert seconds < SLOW
     assert browser.js("document.querySelectorAll('*').length") < 15_000, "more than a browser shows at ease"
     keep(browser, f"large{page.partition('?')[0]}")
 

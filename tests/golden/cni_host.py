@@ -81,6 +81,7 @@ class CaseHost:
         self.kube = KubeSide(kube, self.node, folder) if kube is not None else None
         self.inputs = self._inputs() | (self.kube.inputs if self.kube else {})
         self._given: set[Path] = set()
+        self._later: list[tuple[float, threading.Timer]] = []
 
     def _inputs(self) -> dict[str, str]:
         absent = {f"NETNS{n}": f"/run/netns/{self.node.name}-absent{n}" for n in ("", "2", "3")}
@@ -142,7 +143,15 @@ class CaseHost:
         self._given.add(self._real(path))
 
     def write_file_later(self, path: str, content: str, delay: float) -> None:
-        threading.Timer(delay, self.write_file, (path, content)).start()
+        timer = threading.Timer(delay, self.write_file, (path, content))
+        self._later.append((time.monotonic() + delay, timer))
+        timer.start()
+
+    def _write_what_is_due(self) -> None:
+        """Wait for files that are due by now: this process may have stood still while the program ran."""
+        for due, timer in self._later:
+            if time.monotonic() >= due:
+                timer.join()
 
     def _real(self, path: str) -> Path:
         for seen, real in (("/var/lib/", "varlib"), ("/var/run/", "run"), ("/run/", "run")):
@@ -170,8 +179,9 @@ class CaseHost:
         before = self.state()
         with inside(self.node.path):
             done = subprocess.run(
-                self.command(program, argv, environ), input=stdin, capture_output=True, timeout=PATIENCE
+                self.command(program, argv, environ), input=stdin, capture_output=True, timeout=PATIENCE, check=False
             )
+        self._write_what_is_due()
         assert done.returncode != 99, f"the private view of /run and /var/lib cannot be made: {done.stderr!r}"
         return Outcome(
             exit_code=done.returncode,
@@ -216,6 +226,9 @@ class CaseHost:
         return {name: path.read_text(errors="replace") for name, path in sorted(found.items())}
 
     def close(self) -> None:
+        for _, timer in self._later:
+            timer.cancel()
+            timer.join()
         if self._server is not None:
             self._server.kill()
             self._server.communicate()

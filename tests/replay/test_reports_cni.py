@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import fcntl
 import json
+import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,14 @@ import pytest
 from calico_cni import timers
 from calico_cni.dataplane.api import DataplaneError
 from calico_cni.protocol import CALICO_IPAM
+from calico_cni.stopping import Stop
+from calico_ipam.datastore import api
 from calico_ipam.datastore.api import Update
 from calico_ipam.errors import StoreUnavailable
 from calico_ipam.model.addresses import parse_network
 from calico_ipam.model.keys import BlockKey, ResourceKey
 from calico_ipam.model.resource import CLUSTER_INFORMATION, IP_POOL, NODE
+from tests import faulty as faulty_store
 from tests.clock import SOON, seconds_since
 from tests.cni_bench import CNIBench, answer, failure, told
 from tests.faulty import Fault, FaultyStore
@@ -36,7 +39,7 @@ import fcntl, sys, time
 file = open(sys.argv[1], "a")
 fcntl.flock(file, fcntl.LOCK_EX)
 print("held", flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 
 
@@ -56,26 +59,52 @@ def holder(bench: CNIBench) -> Any:
 # --- P09: the lock and the clock -------------------------------------------------------------------------------
 
 
-def test_p09_the_clock_of_an_allocation_starts_when_the_lock_is_held(
-    bench: CNIBench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+class Later:
+    """The clock of deadlines, which a test moves on."""
+
+    def __init__(self) -> None:
+        self._ahead = 0.0
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self._ahead
+
+    def sleep(self, seconds: float) -> None:
+        self._ahead += seconds
+
+
+@pytest.fixture
+def later(monkeypatch: pytest.MonkeyPatch) -> Later:
+    clock = Later()
+    monkeypatch.setattr(api, "time", clock)
+    return clock
+
+
+def test_p09_the_clock_of_an_allocation_starts_when_the_lock_is_held(bench: CNIBench, later: Later) -> None:
     """Waiting longer than the whole allocation may take does not use up its time."""
-    monkeypatch.setattr(timers, "ALLOCATION", 1.0)
     file = (bench.folder / "ipam.lock").open("a")
     fcntl.flock(file, fcntl.LOCK_EX)
-    release = threading.Timer(1.5, file.close)
-    release.start()
-    begin = time.monotonic()
+
+    class Waiting(Stop):
+        def heed(self) -> None:
+            if not file.closed:  # the lock was asked for in vain, and comes late
+                later.sleep(2 * timers.ALLOCATION)
+                file.close()
+
+    bench.stop = Waiting()
     assert answer(bench.ipam("ADD"))["ips"]
-    assert time.monotonic() - begin >= 1.4
-    release.join()
+    assert file.closed, "nobody waited for the lock"
 
 
 def test_p09_a_lock_dies_with_its_holder(bench: CNIBench, holder: Any) -> None:
-    threading.Timer(0.3, holder.kill).start()
+    class Killing(Stop):
+        def heed(self) -> None:
+            holder.kill()
+
+    bench.stop = Killing()
     begin = time.monotonic()
     assert answer(bench.ipam("ADD"))["ips"]
     assert seconds_since(begin) < SOON
+    assert holder.wait(SOON) == -signal.SIGKILL, "nobody waited for the lock"
 
 
 def test_p09_a_lock_that_cannot_be_taken_is_a_warning(bench: CNIBench) -> None:
@@ -85,9 +114,9 @@ def test_p09_a_lock_that_cannot_be_taken_is_a_warning(bench: CNIBench) -> None:
     assert "lock cannot be taken" in bench.log()
 
 
-def test_p09_the_undo_has_time_of_its_own(bench: CNIBench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_p09_the_undo_has_time_of_its_own(bench: CNIBench, later: Later, monkeypatch: pytest.MonkeyPatch) -> None:
     """The store is silent until the deadline in the middle of an allocation; no handle without address remains."""
-    monkeypatch.setattr(timers, "ALLOCATION", 0.5)
+    monkeypatch.setattr(faulty_store, "time", later)
     faulty = FaultyStore(bench.base)
     bench.store = faulty
     faulty.inject(Fault("hang", operation=1, verb="commit"))
