@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
+from typing import TypeVar
 
 from .api import DataplaneError, LinkExpectation
+from .netlink import NetlinkRefused
 from .netns import Namespace, entered
 from .routes import GATEWAY, doing
 from .rtnl import Address, Link, Rtnl
+
+L = TypeVar("L")
 
 #: seconds between two looks at the host's side
 PAUSE = 0.05
@@ -23,20 +29,34 @@ def check(expectation: LinkExpectation) -> list[str]:
     with ExitStack() as stack, doing(f"look at {expectation.container_name}"):
         rtnl = stack.enter_context(Rtnl.open())
         complaints = _host_side_in_time(rtnl, expectation)
-        gateways = _link_locals(rtnl, expectation.host_name)
+        gateways: list[Address] = _unless_gone(lambda: _link_locals(rtnl, expectation.host_name), [])
         try:
             namespace = stack.enter_context(Namespace.open(expectation.netns))
             with entered(namespace):
                 pod_rtnl = stack.enter_context(Rtnl.open())
         except DataplaneError as error:
             return [*complaints, str(error)]
-        return [*complaints, *_pod_side(pod_rtnl, expectation, gateways)]
+        pod_side = _unless_gone(lambda: _pod_side(pod_rtnl, expectation, gateways), _no_pod_link(expectation))
+        return [*complaints, *pod_side]
+
+
+def _unless_gone(look: Callable[[], L], otherwise: L) -> L:
+    """Return what a look at a link finds; ``otherwise`` when the link goes while it is looked at, as with its sandbox.
+
+    Raises NetlinkRefused for every other refusal.
+    """
+    try:
+        return look()
+    except NetlinkRefused as refused:
+        if refused.code == errno.ENODEV:
+            return otherwise
+        raise
 
 
 def _host_side_in_time(rtnl: Rtnl, expectation: LinkExpectation) -> list[str]:
     deadline = time.monotonic() + expectation.patience
     while True:
-        complaints = _host_side(rtnl, expectation)
+        complaints = _unless_gone(lambda: _host_side(rtnl, expectation), _no_host_link(expectation))
         if not complaints or time.monotonic() >= deadline:
             return complaints
         time.sleep(PAUSE)
@@ -46,7 +66,7 @@ def _host_side(rtnl: Rtnl, expectation: LinkExpectation) -> list[str]:
     name = expectation.host_name
     link = rtnl.link(name)
     if link is None:
-        return [f"the host has no link {name}"]
+        return _no_host_link(expectation)
     complaints = [] if link.up else [f"link {name} of the host is down"]
     for version in _versions(expectation):
         there = {(route.destination, route.prefix_length) for route in rtnl.routes_of(link.index, version)}
@@ -56,6 +76,14 @@ def _host_side(rtnl: Rtnl, expectation: LinkExpectation) -> list[str]:
             if (address, address.max_prefixlen) not in there
         ]
     return complaints
+
+
+def _no_host_link(expectation: LinkExpectation) -> list[str]:
+    return [f"the host has no link {expectation.host_name}"]
+
+
+def _no_pod_link(expectation: LinkExpectation) -> list[str]:
+    return [f"the sandbox has no link {expectation.container_name}"]
 
 
 def _link_locals(rtnl: Rtnl, name: str) -> list[Address]:
@@ -69,7 +97,7 @@ def _pod_side(rtnl: Rtnl, expectation: LinkExpectation, gateways: list[Address])
     name = expectation.container_name
     link = rtnl.link(name)
     if link is None:
-        return [f"the sandbox has no link {name}"]
+        return _no_pod_link(expectation)
     complaints = [] if link.up else [f"link {name} of the sandbox is down"]
     if expectation.mac is not None and link.mac != expectation.mac.lower():
         complaints.append(f"link {name} of the sandbox has hardware address {link.mac}, not {expectation.mac.lower()}")

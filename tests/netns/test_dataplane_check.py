@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from calico_cni.dataplane.linux import LinuxDataplane
+from calico_cni.dataplane.rtnl import Rtnl
 from tests.clock import LONG
 from tests.link_requests import HOST_NAME, IPV4, expectation_of, link_request
 from tests.netns_tools import Namespace, Node, inside
@@ -95,6 +96,26 @@ def test_sandbox_that_is_gone(node: Node, pod: Namespace, dataplane: LinuxDatapl
     pod.forget_name()
     complaints = dataplane.check(expectation_of(request))
     assert f'failed to Statfs "{pod.path}": no such file or directory' in complaints
+
+
+@pytest.mark.parametrize("question", ["routes_of", "addresses"])
+def test_links_that_go_while_they_are_looked_at(
+    node: Node, pod: Namespace, dataplane: LinuxDataplane, monkeypatch: pytest.MonkeyPatch, question: str
+) -> None:
+    """The kernel takes the links of a sandbox that ended away whenever it comes to it."""
+    request = link_request(pod)
+    dataplane.add(request)
+    really = getattr(Rtnl, question)
+
+    def gone(rtnl: Rtnl, index: int, version: int) -> object:
+        with inside(node.path):
+            if node.link(HOST_NAME) is not None:
+                node.ip("link", "del", HOST_NAME)
+        return really(rtnl, index, version)
+
+    monkeypatch.setattr(Rtnl, question, gone)
+    complaints = dataplane.check(expectation_of(request, patience=0.0))
+    assert f"the sandbox has no link {request.container_name}" in complaints
 
 
 def test_the_host_side_may_take_a_moment(node: Node, pod: Namespace, dataplane: LinuxDataplane) -> None:
