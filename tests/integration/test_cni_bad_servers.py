@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import yaml
 from calico_cni.context import Context
 from calico_cni.dispatch import handle
 from calico_cni.protocol import CALICO, CALICO_IPAM, Request
+from calico_cni.stopping import Stop
 from calico_cni.system import open_cluster, open_store
 from calico_ipam.datastore.kube import api
 from tests.clock import SOON, seconds_since
@@ -79,7 +81,9 @@ def kubeconfig(folder: Path, server: str, user: Mapping[str, Any] | None = None)
 
 def call(bench: CNIBench, verb: str, path: str, program: str = CALICO) -> tuple[dict[str, Any], float]:
     """Return the error object of a call and the seconds it took."""
-    context: Context = replace(bench.context(), open_store=open_store, open_cluster=open_cluster)
+    stop = Stop()
+    openers = {"open_store": partial(open_store, stop), "open_cluster": partial(open_cluster, stop)}
+    context: Context = replace(bench.context(), **openers)
     netconf = bench.netconf(
         name=NETWORK,
         datastore_type="kubernetes",
