@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import signal
-import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 import pytest
 
@@ -18,6 +14,7 @@ from calico_ipam.ctl.gc import _locked
 from calico_ipam.ctl.session import Session
 from calico_ipam.engine.lock import state
 from calico_ipam.engine.survey import CLUSTER
+from tests.anywhere import at_line
 from tests.cluster import memory_folder
 from tests.ctl import Ctl
 
@@ -62,29 +59,6 @@ def test_other_failures_are_told(session: Session) -> None:
     assert not is_locked(session)
 
 
-@contextmanager
-def at_line(number: int, act: Callable[[], None]) -> Iterator[list[str]]:
-    """Act before the ``number``-th line of the module that is run in the block; give the lines that were run."""
-    lines: list[str] = []
-
-    def line(frame: FrameType, event: str, _argument: object) -> Any:
-        if event == "line":
-            lines.append(f"{frame.f_code.co_name}, line {frame.f_lineno}")
-            if len(lines) == number:
-                act()
-        return line
-
-    def call(frame: FrameType, _event: str, _argument: object) -> Any:
-        return line if frame.f_code.co_filename == gc.__file__ else None
-
-    before = sys.gettrace()
-    sys.settrace(call)
-    try:
-        yield lines
-    finally:
-        sys.settrace(before)
-
-
 @pytest.mark.parametrize("number", [1, 2])
 def test_signals_before_any_line(session: Session, number: int) -> None:
     """``number`` of them, of one shutdown say: the lock goes, and the first that was heard is told afterwards."""
@@ -107,7 +81,7 @@ def test_signals_before_any_line(session: Session, number: int) -> None:
             place += 1
             outside.clear()
             ended: BaseException | None = None
-            with at_line(place, act) as lines:
+            with at_line(place, act, gc) as lines:
                 try:
                     _locked(session, work)
                 except BaseException as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import signal
 import threading
@@ -14,11 +15,14 @@ from calico_gc.assembly import Collector, Place
 from calico_gc.feed import DatastoreSource, KubeSource, KubeVirt, Source
 from calico_gc.kinds import PODS
 from calico_gc.main import Service
+from calico_gc.node_sweep import Swept
 from calico_gc.once import ShiftedClock
 from calico_gc.settings import Settings
+from calico_gc.sweep import main as sweeping
 
 from calico_ipam.errors import StoreUnavailable
 from calico_ipam.model.keys import Blocks
+from tests.anywhere import at_line
 from tests.clock import LONG
 from tests.gc_lease import FakeApi
 from tests.gc_world import GcClock
@@ -159,3 +163,33 @@ def test_a_signal_is_heard_wherever_it_comes(number: signal.Signals) -> None:
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)
+
+
+def test_sweeps_again_and_again_end_at_a_signal_wherever_it_comes() -> None:
+    """The lines of ``threading`` too: what a handler may not touch is what the main thread may hold."""
+
+    class Sweep:
+        def run(self) -> Swept:
+            self.runs += 1
+            if self.runs > 2:  # the signal came before anybody listened to it
+                signal.raise_signal(signal.SIGTERM)
+            return Swept("n", 0, 0.0)
+
+        runs = 0
+
+    given = argparse.Namespace(every="1ms", json=False, metrics_file="")
+    before = {each: signal.signal(each, lambda *_: None) for each in (signal.SIGTERM, signal.SIGINT)}
+    place, came = 0, True
+    try:
+        while came:
+            place += 1
+            for each in before:
+                signal.signal(each, lambda *_: None)
+            sweep = Sweep()
+            with at_line(place, lambda: signal.raise_signal(signal.SIGTERM), sweeping, threading) as lines:
+                assert sweeping._again_and_again(sweep, given) == 0  # type: ignore[arg-type]  # a fake in its place
+            came = len(lines) >= place
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+    assert place > 10

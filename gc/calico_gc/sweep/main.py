@@ -10,11 +10,11 @@ import shutil
 import signal
 import socket
 import sys
-import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from queue import Empty, SimpleQueue
 
 from calico_gc import report
 from calico_gc.durations import parse_duration
@@ -141,16 +141,18 @@ def _again_and_again(sweep: NodeSweep, given: argparse.Namespace) -> int:
         raise InvalidInput(
             f"{given.every!r} is no pause between sweeps", subject=given.every, hint="Write 10m or more."
         )
-    ended = threading.Event()
+    # No Event: the signal may come while this thread holds its lock.
+    signals: SimpleQueue[int] = SimpleQueue()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: ended.set())
-    while not ended.is_set():
+        signal.signal(number, lambda number, _: signals.put(number))
+    while True:
         try:
             _tell(sweep.run(), given)
         except (Busy, IPAMError) as error:
             log.warning("this sweep did nothing: %s", error)
-        ended.wait(period)
-    return report.CLEAN
+        with suppress(Empty):
+            signals.get(timeout=period)
+            return report.CLEAN
 
 
 def _tell(swept: Swept, given: argparse.Namespace) -> None:
