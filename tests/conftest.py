@@ -35,6 +35,15 @@ def in_ci() -> bool:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "timeout(seconds): time this test may take instead of the default")
+    _never_too_slow()
+
+
+def _never_too_slow() -> None:
+    """How long an example takes, or making it, says more about the machine than about us; in CI or elsewhere."""
+    from hypothesis import HealthCheck, settings
+
+    settings.register_profile("patient", settings(deadline=None, suppress_health_check=[HealthCheck.too_slow]))
+    settings.load_profile("patient")
 
 
 # --- a skip is a failure in CI ------------------------------------------------------------------------------

@@ -7,12 +7,13 @@ same handles, the same ones cooling, nothing else.
 from __future__ import annotations
 
 import os
+import tempfile
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -42,7 +43,7 @@ from calico_ipam.model.addresses import Address, parse_network
 from calico_ipam.model.affinity import HOST, BlockOwner
 from calico_ipam.model.block import HostReserved, ReleaseOption
 from calico_ipam.model.handle import WINDOWS_RESERVED
-from tests.cluster import Cluster
+from tests.cluster import Cluster, memory_folder
 from tests.invariants import violations
 from tests.memory import MemoryStore
 from tests.property.allocator_model import HANDLES, HOSTS, POOLS, RESERVABLE, Model, every_address
@@ -391,21 +392,28 @@ def sequences(number: int) -> settings:
     )
 
 
-def run(store: DocumentStore, number: int) -> None:
+def run(store: DocumentStore, number: int, part: int = 0) -> None:
     class Machine(AllocatorMachine):
         def __init__(self) -> None:
             super().__init__()
             clear(store)
             self.world = Cluster(store)
 
+    if os.environ.get("CI"):
+        seed(part)(Machine)  # each part has sequences of its own
     run_state_machine_as_test(Machine, settings=sequences(number))
 
 
-@pytest.mark.timeout(300)
-def test_a_thousand_sequences_agree_with_the_model() -> None:
-    run(MemoryStore(), 1000)
+@pytest.mark.timeout(600)  # half a minute on a machine that has nothing else to do
+@pytest.mark.parametrize("part", range(4))
+def test_a_thousand_sequences_agree_with_the_model(part: int) -> None:
+    run(MemoryStore(), 250, part)
 
 
-def test_sequences_on_sqlite_agree_with_the_model(tmp_path: Path) -> None:
-    with SQLiteStore(tmp_path / "store" / "ipam.db") as store:
+@pytest.mark.timeout(600)
+def test_sequences_on_sqlite_agree_with_the_model() -> None:
+    with (
+        tempfile.TemporaryDirectory(dir=memory_folder()) as folder,
+        SQLiteStore(Path(folder) / "store" / "ipam.db") as store,
+    ):
         run(store, 60)
