@@ -19,8 +19,8 @@ PROGRAM = """
 import json, os, signal, sys, time, weakref
 from calico_cni import stopping
 
-stopping.HEED_SECONDS, stopping.UNDO_SECONDS = 1, 1
 name, working, undoing = sys.argv[1], sys.argv[2], sys.argv[3]
+stopping.HEED_SECONDS, stopping.UNDO_SECONDS = 1, 1 if undoing else 60
 if name == "SIGHUP":
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
@@ -64,8 +64,9 @@ try:
             for again in ("SIGTERM", "SIGINT"):
                 os.kill(os.getpid(), getattr(signal, again))
             with stop.undoing():
-                stop.heed()  # undoing may go on
-                if undoing == "a link":
+                if not undoing:
+                    stop.heed()  # undoing may go on
+                elif undoing == "a link":
                     assert longer_than_patience(2.5) == "done"
                 elif undoing == "a record":
                     stop.waited(lambda: time.sleep(60))
