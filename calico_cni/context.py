@@ -79,6 +79,7 @@ class Paths:
     mtu_file: Path = Path("/var/lib/calico/mtu")
     upgrade_marker: Path = Path("/var/run/calico/cni/ipam_upgraded")
     installed_netconf: Path = Path("/etc/cni/net.d/10-calico.conflist")
+    turns: Path = Path("/var/run/calico/cni/turns")
 
 
 def no_cluster(settings: Mapping[str, Any], environ: Mapping[str, str], store: Datastore) -> Cluster:  # noqa: ARG001  # the protocol's
@@ -89,12 +90,15 @@ def no_cluster(settings: Mapping[str, Any], environ: Mapping[str, str], store: D
 
 
 class Turns(Protocol):
-    """Keeps calls for one sandbox apart, for the length of a ``with`` block; ``heed`` is called while one waits."""
+    """Keeps calls for one sandbox, or one link of the host, apart for the length of a ``with`` block.
 
-    def __call__(self, netns: str, log: Log, heed: Callable[[], None], /) -> AbstractContextManager[None]: ...
+    ``heed`` is called while one waits.
+    """
+
+    def __call__(self, what: str, log: Log, heed: Callable[[], None], /) -> AbstractContextManager[None]: ...
 
 
-def _no_turn(_netns: str, _log: Log, _heed: Callable[[], None]) -> AbstractContextManager[None]:
+def _no_turn(_what: str, _log: Log, _heed: Callable[[], None]) -> AbstractContextManager[None]:
     return nullcontext()
 
 
@@ -119,6 +123,7 @@ class Context:
     paths: Paths = Paths()
     open_cluster: ClusterOpener = no_cluster
     turn: Turns = _no_turn
+    link_turn: Turns = _no_turn
     stop: Stop = field(default_factory=Stop)
 
     def sharing(self, store: Datastore) -> Context:
@@ -153,6 +158,10 @@ class Call:
             raise cni_error(error, prefix) from error
         with _entered(opened):
             yield store
+
+    def turn_of(self, link: str) -> AbstractContextManager[None]:
+        """Return what keeps this call apart from those for other sandboxes with the same link of the host."""
+        return self.context.link_turn(link, self.log, self.context.stop.heed)
 
     def cluster(self, store: Datastore) -> Cluster:
         """Return the cluster that knows the pods; nothing is sent yet. Raises NotConfigured, InvalidInput."""

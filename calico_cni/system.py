@@ -11,11 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from calico_cni.context import Cluster, Context, Finished
+from calico_cni.context import Cluster, Context, Finished, Paths
 from calico_cni.logs import logging_to
 from calico_cni.netconf import LogConf
 from calico_cni.stopping import HeedingServer, HeedingStore, Stop
-from calico_cni.turns import own_turn
+from calico_cni.turns import link_turn, own_turn
 
 if TYPE_CHECKING:
     from calico_cni.dataplane.api import Dataplane
@@ -61,6 +61,7 @@ def system_context(stderr: TextIO, stop: Stop) -> Context:
         note=_note(stderr),
         open_cluster=partial(open_cluster, stop),
         turn=own_turn,
+        link_turn=partial(link_turn, Paths().turns),
         stop=stop,
     )
 

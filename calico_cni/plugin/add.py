@@ -31,7 +31,7 @@ def add(call: Call) -> Answer:
         device_type=kind,
         host_name=host_interface(call, identity),
     )
-    with call.store(CLIENT_FAILED) as store:
+    with call.turn_of(wiring.host_name), call.store(CLIENT_FAILED) as store:
         check_ready(store, timers.RECORDS)
         pass_gates(call)
         return _branch(wiring, store)

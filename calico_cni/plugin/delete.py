@@ -66,6 +66,7 @@ def _look_up(call: Call, stack: ExitStack) -> _Attachment:
     identity.endpoint_name()
     dataplane = dataplane_of(call)
     host_name = host_interface(call, identity)
+    stack.enter_context(call.turn_of(host_name))
     store = stack.enter_context(call.store(CLIENT_FAILED))
     check_ready(store, timers.RECORDS)
     _, namespace = workload_namespace(call, identity)

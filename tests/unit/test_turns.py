@@ -5,17 +5,24 @@ from __future__ import annotations
 import fcntl
 import io
 import os
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from calico_cni.logs import PLUGIN, Log, logging_to
-from calico_cni.turns import own_turn
-from tests.cni_bench import CNIBench
+from calico_cni.turns import link_turn, own_turn
+from tests.clock import LONG, SOON
+from tests.cni_bench import HOST_NAME, CNIBench
 from tests.disturbers import nothing_kept
+from tests.pod_bench import HOST_NAME as POD_LINK
+from tests.pod_bench import STORES, PodBench
 
 LOG = Log(PLUGIN)
 
@@ -93,8 +100,6 @@ def test_only_calls_that_touch_the_sandbox_wait(tmp_path: Path, monkeypatch: pyt
     real = bench.context
 
     def context() -> object:
-        from dataclasses import replace
-
         def turn(netns: str, log: Log, heed: Callable[[], None]) -> object:
             asked.append(netns)
             return own_turn("", log, heed)
@@ -110,3 +115,87 @@ def test_only_calls_that_touch_the_sandbox_wait(tmp_path: Path, monkeypatch: pyt
     bench.call("ADD", netns="/run/netns/a")
     bench.call("DEL", netns="/run/netns/a")
     assert asked == ["/run/netns/a"] * 2
+
+
+# --- links of the host ------------------------------------------------------------------------------------------
+
+HOLDER = """
+import sys
+from pathlib import Path
+from calico_cni.logs import Log
+from calico_cni.turns import link_turn
+
+with link_turn(Path(sys.argv[1]), sys.argv[2], Log("none"), lambda: None):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextmanager
+def held(file: Path, name: str) -> Iterator[subprocess.Popen[str]]:
+    """Let another process hold a link's turn."""
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-c", HOLDER, str(file), name]
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
+        try:
+            assert process.stdout is not None and process.stdout.readline() == "held\n"
+            yield process
+        finally:
+            process.kill()
+
+
+def test_a_call_for_a_link_waits_for_another_one(tmp_path: Path) -> None:
+    file = tmp_path / "deep" / "turns"
+    with held(file, "cali1") as other:
+        asked = []
+
+        def heed() -> None:
+            asked.append(other.poll())
+            other.kill()
+
+        with link_turn(file, "cali1", LOG, heed, LONG):
+            assert other.wait(SOON) != 0 and asked[0] is None
+    assert file.stat().st_size == 0 and file.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_call_for_another_link_does_not(tmp_path: Path) -> None:
+    def never() -> None:
+        raise AssertionError("it waits")
+
+    file = tmp_path / "turns"
+    with held(file, "cali1"), nothing_kept(), link_turn(file, "cali2", LOG, never):
+        pass
+
+
+def test_a_link_whose_turn_never_comes_is_a_warning(tmp_path: Path) -> None:
+    file, stderr = tmp_path / "turns", io.StringIO()
+    with held(file, "cali1"), logging_to(stderr), link_turn(file, "cali1", LOG, go_on, patience=0.1):
+        pass
+    assert "Another call for this link has not ended" in stderr.getvalue()
+    (tmp_path / "file").touch()
+    with logging_to(stderr), link_turn(tmp_path / "file" / "turns", "cali1", LOG, go_on):
+        pass
+    assert "Calls for one link cannot be kept apart" in stderr.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["workload", *STORES])
+def test_the_turn_lasts_from_the_first_look_to_the_last_write(tmp_path: Path, kind: str) -> None:
+    """A DEL of the pod's old sandbox, which asks for the same turn, meets the new one's link with its record only."""
+    bench = CNIBench(tmp_path).prepare() if kind == "workload" else PodBench(tmp_path, kind).prepare()
+    seen: list[tuple[str, int, int, int]] = []
+    real = bench.context
+
+    def look(name: str) -> None:
+        seen.append((name, len(bench.opened), len(bench.dataplane.pairs), len(bench.records())))
+
+    @contextmanager
+    def turn(name: str, log: Log, heed: Callable[[], None]) -> Iterator[None]:
+        look(name)
+        yield
+        look(name)
+
+    bench.context = lambda: replace(real(), link_turn=turn)  # type: ignore[method-assign]  # this bench's own
+    assert bench.call("ADD").exit_code == 0
+    assert bench.call("DEL").exit_code == 0
+    name = HOST_NAME if kind == "workload" else POD_LINK
+    assert seen == [(name, 0, 0, 0), (name, 1, 1, 1), (name, 1, 1, 1), (name, 2, 0, 0)]
