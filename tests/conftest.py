@@ -36,6 +36,18 @@ def in_ci() -> bool:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "timeout(seconds): time this test may take instead of the default")
     _never_too_slow()
+    _signals_are_heard()
+
+
+def _signals_are_heard() -> None:
+    """Tests stop programs by signals, and what is ignored here would be ignored by what we start: a shell ignores
+    SIGINT for what it runs in the background, and nohup SIGHUP."""
+    if threading.current_thread() is not threading.main_thread():
+        return
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, lambda *_: None)  # this process itself goes on, as it was asked to
 
 
 def _never_too_slow() -> None:

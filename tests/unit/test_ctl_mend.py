@@ -21,6 +21,7 @@ from calico_ipam.model.block import Attribute
 from calico_ipam.model.handle import Handle
 from calico_ipam.model.keys import BlockKey, HandleKey, ResourceKey
 from calico_ipam.model.resource import WORKLOAD_ENDPOINT, Resource
+from tests.clock import LONG
 from tests.cluster import Cluster, cluster
 from tests.ctl import PROGRAM, Ctl
 
@@ -260,18 +261,17 @@ def test_gc_frees_what_has_cooled_down(world: Cluster, ctl: Ctl) -> None:
 def test_the_lock_goes_whatever_ends_the_collection(world: Cluster, ctl: Ctl, number: int) -> None:
     """Ruling 10: a killed tool must not stop every pod."""
     pod(world, "10.0.0.11", "gone")
-    argv = [*PROGRAM, "--datastore", ctl.url, "ipam", "gc", "--lock", "--confirm-after", "60", "--yes"]
-    running = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    try:
-        until = time.monotonic() + 60
-        while "locked by" not in ctl.ok("datastore", "lock", "--status"):
-            assert time.monotonic() < until and running.poll() is None
-            time.sleep(0.05)
-        running.send_signal(number)
-        running.communicate(timeout=60)
-    finally:
-        running.kill()
-        running.wait()
+    argv = [*PROGRAM, "--datastore", ctl.url, "ipam", "gc", "--lock", "--confirm-after", "600", "--yes"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
+        try:
+            until = time.monotonic() + LONG
+            while "locked by" not in ctl.ok("datastore", "lock", "--status"):
+                assert time.monotonic() < until and running.poll() is None
+                time.sleep(0.05)
+            running.send_signal(number)
+            running.communicate(timeout=LONG)
+        finally:
+            running.kill()
     assert ctl.ok("datastore", "lock", "--status") == "The datastore is not locked.\n"
     assert running.returncode in (130, -number)
 

@@ -50,19 +50,28 @@ def test_program(number, capsys):
     assert capsys.readouterr().err == ""
     logging.basicConfig(stream=sys.stderr, level="DEBUG", force=True)
 """
+SIGNALS = """
+import signal, subprocess, sys
+
+def test_programs():
+    code = "import signal; print(signal.getsignal(signal.SIGINT).__name__, signal.getsignal(signal.SIGHUP).name)"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert told == "default_int_handler SIG_DFL\\n"
+    signal.raise_signal(signal.SIGHUP)
+"""
 MODULE = """
 import pytest
 pytest.skip("not on this system", allow_module_level=True)
 """
 
 
-def outcome(folder: Path, source: str, ci: str) -> tuple[dict[str, int], str]:
-    """Run pytest on a file under our rules; return the counts of its summary, and its output."""
+def outcome(folder: Path, source: str, ci: str, *before: str) -> tuple[dict[str, int], str]:
+    """Run pytest, by the words ``before``, on a file under our rules; return the counts of its summary, its output."""
     probe = folder / "test_probe.py"
     probe.write_text(source)
     plugins = ["-p", "tests.conftest", "-p", "no:hypothesispytest", "-p", "no:xdist"]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", *plugins, "--rootdir", folder, "-c", os.devnull, "-ra", probe],
+        [*before, sys.executable, "-m", "pytest", *plugins, "--rootdir", folder, "-c", os.devnull, "-ra", probe],
         cwd=REPOSITORY,
         env={**os.environ, "CI": ci, "PYTEST_ADDOPTS": ""},
         capture_output=True,
@@ -103,6 +112,11 @@ def test_a_test_that_takes_too_long_ends(tmp_path: Path) -> None:
 def test_what_a_program_made_of_the_log_ends_with_its_test(tmp_path: Path) -> None:
     counts, said = outcome(tmp_path, LOGGING, "")
     assert counts == {"passed": 2}, said
+
+
+def test_who_is_started_in_the_background_or_by_nohup_stops_programs_all_the_same(tmp_path: Path) -> None:
+    counts, said = outcome(tmp_path, SIGNALS, "", "sh", "-c", 'trap "" INT HUP; exec "$@"', "sh")
+    assert counts == {"passed": 1}, said
 
 
 def test_absent_recordings_skip_by_name(tmp_path: Path) -> None:
