@@ -107,7 +107,7 @@ def test_a_source_that_was_stopped_does_not_complain(caplog: pytest.LogCaptureFi
     source = KubeSource(there, PODS, Nobody())  # type: ignore[arg-type]  # a fake in its place
     there.meanwhile = source.stop
     source._run_or_tell()
-    assert "cannot be followed" not in caplog.text
+    assert "pods cannot be followed" not in caplog.text
 
 
 def test_machines_are_not_followed_once_it_was_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
