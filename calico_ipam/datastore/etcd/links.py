@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from calico_ipam.datastore.etcd.endpoints import Cluster, Endpoint
 from calico_ipam.datastore.etcd.identity import Identity
@@ -17,6 +18,13 @@ from calico_ipam.errors import StoreError
 
 #: A member that has no leader says so instead of waiting for one (etcd's "require leader").
 _LEADER = (("hasleader", "true"),)
+
+
+class Stream(Protocol):
+    """A use of a connection that lasts; it can be made anew."""
+
+    def interrupt(self) -> None:
+        """End it, because the process forks. Whoever reads it opens another one."""
 
 
 class Link:
@@ -56,10 +64,16 @@ class _State:
     pid: int
     #: re-entrant, because the garbage collector may end a forgotten watch in the middle of anything
     lock: Any = field(default_factory=threading.RLock)
+    calm: Any = None  #: condition of that lock: told when nobody uses a connection, and when a fork is over
+    forking: bool = False
+    users: int = 0  #: of all its connections
     links: dict[Endpoint, Link] = field(default_factory=dict)
     retired: set[Link] = field(default_factory=set)  #: given up, and still in use
     preferred: int = 0
     inherited: Any = None  #: never used, never closed: see Links._here
+
+    def __post_init__(self) -> None:
+        self.calm = threading.Condition(self.lock)
 
 
 class Links:
@@ -72,28 +86,47 @@ class Links:
         self._identity = identity
         self._options = _options(patience)
         self._state = _State(os.getpid())
+        self._streams: weakref.WeakSet[Stream] = weakref.WeakSet()
+        self._longest = patience.request
+        # gRPC prepares for a fork only if no thread is inside of it; otherwise the child may hang or crash at its next
+        # call. So a fork waits for the requests under way, and streams end and begin anew.
+        this = weakref.ref(self)
+        os.register_at_fork(
+            before=lambda: _call(this, Links._before_fork),
+            after_in_parent=lambda: _call(this, Links._after_fork),
+        )
 
     @contextmanager
     def link(self) -> Iterator[Link]:
         """Lend the connection to the preferred member; it stays open at least as long. Raises StoreError if closed."""
         state = self._here()
         with state.lock:
+            while state.forking:
+                state.calm.wait()
             self.check_open()
             endpoint = self.cluster.endpoints[state.preferred]
             link = state.links.get(endpoint)
             if link is None:
                 link = state.links[endpoint] = Link(endpoint, self._channel(endpoint), self._library)
             link.users += 1
+            state.users += 1
         try:
             yield link
         finally:
             with state.lock:
                 link.users -= 1
+                state.users -= 1
+                if not state.users:
+                    state.calm.notify_all()
                 unused = link in state.retired and link.users == 0
                 if unused:
                     state.retired.remove(link)
             if unused:
                 link.channel.close()
+
+    def follow(self, stream: Stream) -> None:
+        """Have a stream interrupted when the process forks."""
+        self._streams.add(stream)
 
     def check_open(self) -> None:
         """Raise StoreError once the store is closed."""
@@ -129,6 +162,20 @@ class Links:
         for link in (*links.values(), *retired):
             link.channel.close()
 
+    def _before_fork(self) -> None:
+        state = self._here()
+        with state.lock:
+            state.forking = True
+            for stream in list(self._streams):
+                stream.interrupt()
+            state.calm.wait_for(lambda: not state.users, self._longest)
+
+    def _after_fork(self) -> None:
+        state = self._here()
+        with state.lock:
+            state.forking = False
+            state.calm.notify_all()
+
     def _here(self) -> _State:
         """Return the connections of this process.
 
@@ -147,6 +194,12 @@ class Links:
         identity = self._identity
         credentials = grpc.ssl_channel_credentials(identity.ca, identity.key, identity.cert)
         return grpc.secure_channel(str(endpoint), credentials, options=self._options)
+
+
+def _call(reference: weakref.ref[Links], action: Callable[[Links], None]) -> None:
+    links = reference()
+    if links is not None:
+        action(links)
 
 
 def _options(patience: Patience) -> list[tuple[str, Any]]:

@@ -106,7 +106,7 @@ class Changes(Iterator[RawChange | Revision]):
     def _step(self) -> None:
         if self._known is None:
             self._begin()
-        elif self._stream is None or self._stream.foreign:
+        elif self._stream is None or self._stream.foreign or self._stream.interrupted:
             self._open()
         else:
             self._take(self._stream)
@@ -137,6 +137,8 @@ class Changes(Iterator[RawChange | Revision]):
 
     def _take(self, stream: Stream) -> None:
         message = stream.next(self._patience())
+        if stream.interrupted:
+            return  # what it has told and nobody has taken is told again by the next one
         if message is None:
             self._quiet(stream)
         elif isinstance(message, Failure):
@@ -274,6 +276,7 @@ class Stream:
         self.link = self._lease.__enter__()
         self.member = str(self.link.endpoint)
         self.asked = False
+        self.interrupted = False  #: ended because the process forks, and nobody's fault
         self._token = self.link.token
         self._requests.put(request.SerializeToString())
         # Bytes go out instead of messages, because etcd3 does not know the question for progress.
@@ -287,6 +290,7 @@ class Stream:
         self._end = weakref.finalize(self, _end, self._call, self._requests, self._room, self._lease, self._pid)
         arguments = self._call, self._answers, self._room, library
         threading.Thread(target=_collect, args=arguments, name="etcd-watch", daemon=True).start()
+        calls.links.follow(self)
 
     @property
     def foreign(self) -> bool:
@@ -313,6 +317,10 @@ class Stream:
 
     def end(self) -> None:
         """End the stream; a waiting ``next`` returns."""
+        self._end()
+
+    def interrupt(self) -> None:
+        self.interrupted = True
         self._end()
 
 
