@@ -22,6 +22,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -92,6 +93,7 @@ class KubeServer:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._http = urllib3.PoolManager(ca_certs=str(self.folder / "ca.pem"), retries=False)
         self._seen = 0
+        self._marked = ""
 
     @property
     def url(self) -> str:
@@ -108,6 +110,8 @@ class KubeServer:
         try:
             self._write_files()
             self.start()
+            for name in ("default", "kube-system", "kube-public", "kube-node-lease"):  # made a moment after it is ready
+                wait_until(partial(self._served, f"/api/v1/namespaces/{name}"), READY, f"the namespace {name}")
             for group in self.groups:
                 self.install(self.definitions / group)
         except BaseException:
@@ -172,6 +176,7 @@ class KubeServer:
             "--service-cluster-ip-range=10.0.0.0/24",
             f"--audit-policy-file={folder}/audit.yaml",
             f"--audit-log-path={folder}/audit",
+            "--audit-log-maxsize=100000",  # megabytes; it is read from where it was marked, and not in pieces
             "--endpoint-reconciler-type=none",
             "--shutdown-delay-duration=0s",
             "--v=0",
@@ -306,10 +311,24 @@ class KubeServer:
         return self.ask("GET", path)[0] == 200
 
     def apply(self, file: Path) -> None:
-        """Create the objects of a manifest of roles and accounts, or replace them."""
-        for document in yaml.safe_load_all(file.read_text()):
-            if document:
-                self.put(_path_of(document), document)
+        """Create the objects of a manifest of roles and accounts, or replace them; returns when the rights hold."""
+        self.apply_documents([document for document in yaml.safe_load_all(file.read_text()) if document])
+
+    def apply_documents(self, documents: Sequence[Mapping[str, Any]]) -> None:
+        for document in documents:
+            self.put(_path_of(document), document)
+        roles = {(each["kind"], each["metadata"]["name"]): each["rules"] for each in documents if "rules" in each}
+        for binding in documents:
+            if "roleRef" in binding:
+                for rule in roles[binding["roleRef"]["kind"], binding["roleRef"]["name"]]:
+                    for subject in binding["subjects"]:
+                        review = _review(subject, rule, binding["metadata"].get("namespace", ""))
+                        wait_until(partial(self._allows, review), READY, f"{review} to be allowed")
+
+    def _allows(self, review: Mapping[str, Any]) -> bool:
+        """Tell whether a right is in force. The server learns of roles and bindings a moment after it stored them."""
+        answer = self.create("/apis/authorization.k8s.io/v1/subjectaccessreviews", review)
+        return bool(answer["status"]["allowed"])
 
     # --- nodes, namespaces, pods ---------------------------------------------------------------------------
 
@@ -351,15 +370,20 @@ class KubeServer:
     # --- the audit log -------------------------------------------------------------------------------------
 
     def mark(self) -> None:
-        """Forget the requests so far: :meth:`requests` tells those that follow."""
+        """Forget the requests so far, those that are not over yet included; :meth:`requests` tells what follows."""
         self._seen = (self.folder / "audit").stat().st_size
+        self._marked = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S.%fZ}"
 
     def requests(self, agent: str = "calico-ipam") -> list[Audited]:
         """Return the requests since :meth:`mark` of clients whose user agent begins with ``agent``."""
         with (self.folder / "audit").open("rb") as log:
-            log.seek(self._seen)
-            lines = log.read().splitlines()
-        found = [_audited(json.loads(line)) for line in lines]
+            log.seek(max(0, self._seen - 1))
+            text = log.read()
+        text = text[: text.rfind(b"\n") + 1]  # somebody may be writing the next line
+        if self._seen:
+            text = text.partition(b"\n")[2]  # and may have been writing one at the mark
+        events = [json.loads(line) for line in text.splitlines()]
+        found = [_audited(event) for event in events if event["requestReceivedTimestamp"] >= self._marked]
         return [request for request in found if request.agent.startswith(agent)]
 
 
@@ -373,6 +397,21 @@ def _audited(event: Mapping[str, Any]) -> Audited:
         event.get("responseStatus", {}).get("code", 0),
         decision == "allow",
     )
+
+
+def _review(subject: Mapping[str, Any], rule: Mapping[str, Any], namespace: str) -> dict[str, Any]:
+    """Return the question whether an account has the last right of a rule."""
+    resource, _, subresource = rule["resources"][-1].partition("/")
+    attributes = {
+        "verb": rule["verbs"][-1],
+        "group": rule["apiGroups"][-1],
+        "resource": resource,
+        "subresource": subresource,
+        "namespace": namespace,
+        "name": (rule.get("resourceNames") or [""])[-1],
+    }
+    user = f"system:serviceaccount:{subject['namespace']}:{subject['name']}"
+    return {"kind": "SubjectAccessReview", "spec": {"user": user, "resourceAttributes": attributes}}
 
 
 def _path_of(document: Mapping[str, Any]) -> str:

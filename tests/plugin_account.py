@@ -27,21 +27,17 @@ _RULES = (
 
 def give_rights(kube: KubeServer) -> None:
     """Bind the role of cni.md §4 to the plugins' account."""
-    rbac = "/apis/rbac.authorization.k8s.io/v1"
     rules = [{"apiGroups": groups, "resources": resources, "verbs": verbs} for groups, resources, verbs in _RULES]
-    kube.put(
-        f"{rbac}/clusterroles/{ACCOUNT}",
-        {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "rules": rules},
-    )
-    kube.put(
-        f"{rbac}/clusterrolebindings/{ACCOUNT}",
-        {
-            "apiVersion": "rbac.authorization.k8s.io/v1",
-            "kind": "ClusterRoleBinding",
-            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": ACCOUNT},
-            "subjects": [{"kind": "ServiceAccount", "name": ACCOUNT, "namespace": "kube-system"}],
-        },
-    )
+    api, metadata = "rbac.authorization.k8s.io", {"name": ACCOUNT}
+    role = {"apiVersion": f"{api}/v1", "kind": "ClusterRole", "metadata": metadata, "rules": rules}
+    binding = {
+        "apiVersion": f"{api}/v1",
+        "kind": "ClusterRoleBinding",
+        "metadata": metadata,
+        "roleRef": {"apiGroup": api, "kind": "ClusterRole", "name": ACCOUNT},
+        "subjects": [{"kind": "ServiceAccount", "name": ACCOUNT, "namespace": "kube-system"}],
+    }
+    kube.apply_documents([role, binding])
 
 
 def token_of_account(kube: KubeServer) -> str:

@@ -238,9 +238,8 @@ def test_absent_configuration_is_created_in_upstreams_place(clean: KubeServer, o
         wait_until(lambda: clean.ask("GET", path)[0] == 200, SECONDS, "the configuration to be created")
         wait_until(lambda: "status" in clean.get(path), SECONDS, "its status")
         wait_until(lambda: collector.controller.options.rules.leak_grace == 900.0, SECONDS, "its grace to be honoured")
-        document = clean.get(path)
-        document["spec"]["controllers"]["node"]["leakGracePeriod"] = "7m0s"
-        clean.done("PUT", path, document)
+        change = {"spec": {"controllers": {"node": {"leakGracePeriod": "7m0s"}}}}
+        clean.done("PATCH", path, change, content_type="application/merge-patch+json")  # the status may be written now
         wait_until(lambda: collector.controller.options.rules.leak_grace == 420.0, SECONDS, "the change to be honoured")
         running = "7m0s"
         wait_until(

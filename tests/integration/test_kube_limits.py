@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Iterator
 from typing import Any
@@ -29,6 +30,7 @@ from calico_ipam.model.keys import (
     ResourceKey,
 )
 from calico_ipam.model.resource import CLUSTER_INFORMATION, IP_POOL, Resource
+from tests.clock import LONG
 from tests.kube_tools import KubeServer
 
 CIDR = parse_network("10.0.0.0/29")
@@ -87,18 +89,17 @@ def test_1_a_clean_up_that_loses_a_race_is_no_error(kube: KubeServer, store: Kub
     store.commit(Create(BlockKey(CIDR), Block.new(CIDR, now=2)))
     mark_deleted(kube, block_path(kube))
     account = kube.kubeconfig_of("looker")
+    api, metadata = "rbac.authorization.k8s.io", {"name": "looker"}
     rules = [{"apiGroups": ["*"], "resources": ["*"], "verbs": ["get"]}]
-    role = "/apis/rbac.authorization.k8s.io/v1/clusterroles/looker"
-    kube.put(role, {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "rules": rules})
-    kube.put(
-        role.replace("clusterroles", "clusterrolebindings"),
-        {
-            "apiVersion": "rbac.authorization.k8s.io/v1",
-            "kind": "ClusterRoleBinding",
-            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "looker"},
-            "subjects": [{"kind": "ServiceAccount", "name": "looker", "namespace": "kube-system"}],
-        },
-    )
+    role = {"apiVersion": f"{api}/v1", "kind": "ClusterRole", "metadata": metadata, "rules": rules}
+    binding = {
+        "apiVersion": f"{api}/v1",
+        "kind": "ClusterRoleBinding",
+        "metadata": metadata,
+        "roleRef": {"apiGroup": api, "kind": "ClusterRole", "name": "looker"},
+        "subjects": [{"kind": "ServiceAccount", "name": "looker", "namespace": "kube-system"}],
+    }
+    kube.apply_documents([role, binding])
     with KubernetesStore(kube.settings(kubeconfig=str(account))) as looking, pytest.raises(NotFound):
         looking.get(BlockKey(CIDR))  # it may not delete, and need not
     with pytest.raises(NotFound):
@@ -153,8 +154,8 @@ def test_3_in_a_watch_marking_is_the_removal(kube: KubeServer, store: Kubernetes
     mark_deleted(kube, block_path(kube))
     kube.delete(block_path(kube))
     store.commit(Create(BlockKey(CIDR), Block.new(CIDR, now=2)))
-    watch = store.within(Deadline.after(30)).watch(Blocks(), since)
-    events = [event for event in (next(watch) for _ in range(3)) if event.kind != "bookmark"]
+    watch = store.within(Deadline.after(LONG)).watch(Blocks(), since)
+    events = list(itertools.islice((event for event in watch if event.kind != "bookmark"), 3))
     watch.close()
     assert [event.kind for event in events] == ["added", "deleted", "added"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from calico_ipam.datastore.kube.store import KubernetesStore
 from calico_ipam.errors import DeadlineExceeded
 from calico_ipam.model.handle import Handle
 from calico_ipam.model.keys import HandleKey, Handles
-from tests.bad_api import BadApi, answering, closing, hanging, in_turn, status_body
+from tests.bad_api import BadApi, Received, answering, closing, hanging, in_turn, status_body
 from tests.clock import SOON, seconds_since
 from tests.kube_tools import KubeServer
 
@@ -111,7 +112,7 @@ def test_a_server_that_restarts_is_watched_again() -> None:
         watch.close()
 
 
-def test_bookmarks_carry_the_revision_forward() -> None:
+def test_bookmarks_carry_the_revision_forward(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = b"".join(
         line.encode() + b"\n"
         for line in (
@@ -119,16 +120,24 @@ def test_bookmarks_carry_the_revision_forward() -> None:
             '{"type":"ERROR","object":{"kind":"Status","code":500,"message":"oops"}}',
         )
     )
-    with BadApi(in_turn(answering(200, lines), closing)) as bad, KubernetesStore(bad.settings()) as store:
-        watch = store.within(Deadline.after(2)).watch(Handles(), "5")
+    pauses: list[float] = []
+    monkeypatch.setattr(watching.Watch, "_wait", lambda _watch, seconds: pauses.append(seconds))
+
+    def ending(client: socket.socket, request: Received) -> None:
+        watch.close()
+        closing(client, request)
+
+    behaviour = in_turn(answering(200, lines), closing, closing, ending)
+    with BadApi(behaviour) as bad, KubernetesStore(bad.settings()) as store:
+        watch = soon(store, "5")
         event = next(watch)
         assert (event.kind, event.revision) == ("bookmark", "90")
-        with pytest.raises(DeadlineExceeded):
-            next(watch)
+        assert list(watch) == []
         assert "resourceVersion=5" in bad.requests[0].path
         assert "allowWatchBookmarks=true" in bad.requests[0].path
         assert all("resourceVersion=90" in request.path for request in bad.requests[1:])
-        assert len(bad.requests) <= 5  # it waits between tries, longer each time
+        assert len(bad.requests) == 4
+        assert pauses == [0.5, 1.0, 2.0]  # it waits between tries, longer each time
 
 
 def test_what_went_unseen_is_told_after_a_new_list() -> None:
