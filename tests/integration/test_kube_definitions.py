@@ -143,7 +143,8 @@ def _try(server: KubeServer, spec: dict[str, Any]) -> bool:
 
 
 def test_pools_are_refused_alike(kube: KubeServer, our_definitions: KubeServer) -> None:
-    kube.clear()
+    for server in (kube, our_definitions):
+        server.clear()
     for spec, accepted in POOLS:
         verdicts = _try(kube, spec), _try(our_definitions, spec)
         assert verdicts == (accepted, accepted), f"upstream's {verdicts[0]}, ours {verdicts[1]}: {spec}"
