@@ -10,6 +10,7 @@ A backend's test module says how to open it::
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -23,7 +24,6 @@ from calico_ipam.datastore.api import (
     Delete,
     Entry,
     Event,
-    Listing,
     Loss,
     Update,
     lost,
@@ -241,12 +241,9 @@ class StoreContract:
         for key, value in (block("10.0.0.0/29", **owned), block("10.0.0.8/29"), block("fd00::/125", **owned)):
             store.commit(Create(key, value))
         full = store.list(Blocks(4))
-
-        def recent() -> Listing:
-            found = store.list(Blocks(4, recent=True))
-            return found if len(found) == len(full) else recent()  # it may be a moment old
-
-        listed = recent()
+        until = time.monotonic() + PATIENCE
+        while len(listed := store.list(Blocks(4, recent=True))) != len(full):
+            assert time.monotonic() < until, "it may be a moment old, and not for ever"
         told = [entry.affinity for entry in listed]
         assert told in (["host:n", None], [None, None]), "whose they are, or nothing"
         assert [entry.affinity for entry in full] == ["host:n", None]
