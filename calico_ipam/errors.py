@@ -39,12 +39,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class IPAMError(Exception):
     """Root of the tree.
 
     ``subject`` names the object concerned (a key, an address, a pool), ``reason`` the rule, ``hint`` the way out.
+    ``partial``: what a call about several addresses had done before it failed, in the type that it returns; else None.
     """
+
+    partial: Any = None
 
     def __init__(self, message: str, *, subject: str = "", reason: str = "", hint: str = "") -> None:
         super().__init__(message)

@@ -69,7 +69,7 @@ class Fault:
     verb: Verb | None = None
     where: Callable[[Key | Scope], bool] | None = None
     error: Callable[[], IPAMError] | None = None  #: instead of the usual one, for ``before`` and ``lost``
-    rival: Callable[[Datastore, Write], None] = overtake
+    rival: Callable[[Datastore, Write], object] = overtake
 
     def __post_init__(self) -> None:
         if (self.operation > 0) == (self.write > 0):

@@ -77,7 +77,7 @@ def claim_affinity(engine: Engine, cidr: Network, owner: BlockOwner) -> ClaimRes
             log.info("%s is not claimed for %s: %s", block, owner, error)
             failed.append(block)
         except IPAMError as error:
-            error.partial = ClaimResult(tuple(claimed), tuple(failed))  # type: ignore[attr-defined]  # see client.py
+            error.partial = ClaimResult(tuple(claimed), tuple(failed))
             raise
     return ClaimResult(tuple(claimed), tuple(failed))
 

@@ -56,7 +56,7 @@ def auto_assign(engine: Engine, request: Request) -> AutoAssigned:
         except IPAMError as error:
             if job.family is not None:
                 done[version] = job.assignments()
-            error.partial = AutoAssigned(done.get(4), done.get(6))  # type: ignore[attr-defined]  # documented in client.py
+            error.partial = AutoAssigned(done.get(4), done.get(6))
             raise
         holding = job.holding
     return AutoAssigned(done.get(4), done.get(6))

@@ -56,7 +56,7 @@ def release_ips(engine: Engine, options: Iterable[ReleaseOption]) -> ReleaseResu
     failure = failure or next(iter(finder.unreadable.values()), None)
     result = ReleaseResult(tuple(unallocated), tuple(released))
     if failure is not None:
-        failure.partial = result  # type: ignore[attr-defined]  # documented in client.py
+        failure.partial = result
         raise failure
     return result
 
