@@ -40,7 +40,7 @@ class FakeDataplane:
     inhabited: set[str] = field(default_factory=set)
     gone: set[str] = field(default_factory=set)
     devices: frozenset[str] = frozenset({"lo"})
-    fail: Callable[[str], None] = lambda _operation: None
+    fail: Callable[[str], object] = lambda _operation: None
     effects: Callable[[], None] = lambda: None
     problems: list[str] = field(default_factory=list)
     own_namespace: str = "/proc/self/ns/net"

@@ -58,7 +58,8 @@ def block_of(
     network = parse_network(cidr)
     owner = BlockOwner(kind, host) if host else None
     block = replace(Block.new(network, now=world.clock.now(), owner=owner), sequence_number=sequence + 1000)
-    slots, attributes, numbers = list(block.allocations), [], {}
+    slots, numbers = list(block.allocations), {}
+    attributes: list[Attribute] = []
     for ordinal, (handle, attrs) in (held or {}).items():
         slots[ordinal] = len(attributes)
         attributes.append(Attribute(handle or None, dict(attrs)))

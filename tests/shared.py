@@ -28,11 +28,9 @@ def golden(subfolder: str) -> Path:
     return SHARED / "golden" / subfolder
 
 
-def recordings(folder: Path, pattern: str = "*.json") -> list[Path | ParameterSet]:
+def recordings(folder: Path, pattern: str = "*.json") -> list[ParameterSet]:
     """Return the files of a folder in the order of their names, as parameters of a test."""
-    found: list[Path | ParameterSet] = [
-        pytest.param(path, id=path.relative_to(folder).as_posix()) for path in sorted(folder.rglob(pattern))
-    ]
+    found = [pytest.param(path, id=path.relative_to(folder).as_posix()) for path in sorted(folder.rglob(pattern))]
     if found:
         return found
     reason = f"no recordings: {folder} holds no {pattern} (set CALICO_IPAM_SHARED to the folder that holds golden/)"

@@ -22,12 +22,12 @@ def asked(pod: dict[str, str], namespace: dict[str, str] | None = None, **featur
     def prefixed(given: dict[str, str]) -> dict[str, str]:
         return {PREFIX + name: text for name, text in given.items()}
 
-    return wishes(conf(**(features or ON)), prefixed(pod), prefixed(namespace or {}))
+    return wishes(conf("calico-ipam", **(features or ON)), prefixed(pod), prefixed(namespace or {}))
 
 
 def refusal(pod: dict[str, str], **features: bool) -> CNIError:
     with pytest.raises(CNIError) as found:
-        asked(pod, **features)
+        asked(pod, None, **features)
     return found.value
 
 

@@ -74,9 +74,10 @@ def left(bench: PodBench) -> list[object]:
 def test_annotations(seed: int, tmp_path: Path) -> None:
     choose = Random(seed)
     bench = PodBench(tmp_path, choose.choice(STORES)).prepare()
-    pod = {name: choose.choice(TEXTS) for name in choose.sample(ANNOTATIONS, choose.randint(1, 3))}
+    pod: dict[str, Any] = {name: choose.choice(TEXTS) for name in choose.sample(ANNOTATIONS, choose.randint(1, 3))}
     bench.pod(**pod)
-    bench.namespace(**{name: choose.choice(TEXTS) for name in choose.sample(ANNOTATIONS[:3], choose.randint(0, 1))})
+    namespace = {name: choose.choice(TEXTS) for name in choose.sample(ANNOTATIONS[:3], choose.randint(0, 1))}
+    bench.namespace("test", None, **namespace)
     changes: dict[str, Any] = {"feature_control": FEATURES if choose.random() < 0.7 else {}}
     response = bench.call("ADD", **changes, cniVersion=choose.choice(("0.1.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0")))
     check(response)

@@ -41,7 +41,8 @@ def etcd(tmp_path: Path) -> PodBench:
 
 
 def assert_untouched(bench: PodBench) -> None:
-    assert bench.addresses() == bench.handles() == bench.records() == []
+    assert bench.addresses() == bench.handles() == []
+    assert bench.records() == []
     assert not bench.dataplane.pairs
     assert (
         not bench.on_kubernetes or "containerID" not in bench.pod_annotations() or not bench.pod_annotations()["podIP"]
@@ -158,7 +159,8 @@ def test_the_pod_of_the_uid_is_taken(bench: PodBench) -> None:
 
 
 def test_a_mirror_pod_has_another_uid_for_the_runtime(bench: PodBench) -> None:
-    bench.pod(**{"kubernetes.io/config.mirror": "abc"})
+    mirror: dict[str, Any] = {"kubernetes.io/config.mirror": "abc"}
+    bench.pod(**mirror)
     answer(bench.call("ADD", uid="of-the-file"))
     assert bench.call("DEL", uid="of-the-file").exit_code == 0
     assert_untouched(bench)
@@ -237,7 +239,7 @@ def test_refusals(bench: PodBench, prepare: Callable[[PodBench], Any], changes: 
     if text == "ContainerID" and bench.on_kubernetes:
         text = "cannot be the name of a Kubernetes object"  # there it is the handle's name
     prepare(bench)
-    features = {} if "not enabled" in text else {"feature_control": FEATURES}
+    features: dict[str, Any] = {} if "not enabled" in text else {"feature_control": FEATURES}
     assert text in told(bench.call("ADD", **features, **changes))
     pod = bench.api.objects.get("/api/v1/namespaces/test/pods/nginx", {"metadata": {}})
     assert "cni.projectcalico.org/podIP" not in pod["metadata"].get("annotations", {})

@@ -28,7 +28,7 @@ def world() -> Iterator[Cluster]:
 
 @pytest.fixture
 def ctl(world: Cluster) -> Ctl:
-    return Ctl(Path(world.store.inner.name.removeprefix("sqlite://")))  # type: ignore[attr-defined]  # it is a file
+    return Ctl(Path(world.store.inner.name.removeprefix("sqlite://")))
 
 
 def add(world: Cluster, kind: str, name: str, namespace: str = "", **spec: object) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
+from calico_ipam.datastore.api import Snapshot
 from calico_ipam.engine.own_blocks import BlockSource
 from calico_ipam.engine.prepare import prepare
 from calico_ipam.engine.request import Request
@@ -24,8 +26,8 @@ from calico_ipam.model.addresses import parse_address, parse_network
 from calico_ipam.model.affinity import HOST, BlockOwner
 from calico_ipam.model.block import HostReserved
 from calico_ipam.model.handle import WINDOWS_RESERVED
-from calico_ipam.model.keys import Affinities
-from tests.cluster import Cluster, cluster
+from calico_ipam.model.keys import Affinities, Key, Scope
+from tests.cluster import Cluster, CountingStore, cluster
 from tests.invariants import violations
 
 
@@ -151,7 +153,9 @@ def _no_node(world: Cluster) -> None:
         (_no_node, (), NotFound, "resource does not exist: Node(node-1) with error: <nil>"),
     ],
 )
-def test_refusals(world: Cluster, arrange: object, requested: Sequence[str], error: type[IPAMError], text: str) -> None:
+def test_refusals(
+    world: Cluster, arrange: Callable[[Cluster], None], requested: Sequence[str], error: type[IPAMError], text: str
+) -> None:
     arrange(world)
     with pytest.raises(error) as caught:
         world.auto(ipv4_pools=[parse_network(cidr) for cidr in requested])
@@ -276,8 +280,8 @@ def test_reservations_and_windows_leave_fewer(world: Cluster) -> None:
 
 
 def test_an_unreadable_store_is_that_error(usual: Cluster) -> None:
-    class Broken(type(usual.store)):
-        def read(self, *wanted: object) -> object:
+    class Broken(CountingStore):
+        def read(self, *wanted: Key | Scope) -> Snapshot:
             raise StoreError("the disk is on fire")
 
     usual.ipam = type(usual.ipam)(Broken(usual.store.inner), clock=usual.clock)
@@ -290,7 +294,7 @@ def test_an_unreadable_store_is_that_error(usual: Cluster) -> None:
 KEPT = HostReserved(2, 1, WINDOWS_RESERVED, "kept")
 
 
-def source(world: Cluster, **more: int) -> BlockSource:
+def source(world: Cluster, **more: Any) -> BlockSource:
     request = Request(use="Workload", host="node-1", numbers={4: 1}, host_reserved={4: KEPT}, **more)
     engine = Engine(world.store, world.clock, world.ipam._engine.retry)
     look = engine.look(Affinities(HOST, "node-1", 4), node_key("node-1"), reservations=True)

@@ -38,7 +38,7 @@ def world() -> Iterator[Cluster]:
         assert violations(made.store.inner) == []
 
 
-def held(world: Cluster, version: int = 4, **attrs: str) -> Address:
+def held(world: Cluster, attrs: dict[str, str], version: int = 4) -> Address:
     (text,) = world.auto(1, version=version, handle=HANDLE, attrs=attrs)
     return parse_address(text.partition("/")[0])
 
@@ -66,7 +66,7 @@ def change(world: Cluster, ip: Address, updates: OwnerUpdates, conditions: Owner
 def test_what_is_not_named_stays(
     world: Cluster, updates: OwnerUpdates, expected: tuple[dict[str, str], dict[str, str]]
 ) -> None:
-    ip = held(world, **SOURCE)
+    ip = held(world, SOURCE)
     change(world, ip, updates)
     assert owners(world, ip) == expected
 
@@ -84,7 +84,7 @@ def test_what_is_not_named_stays(
     ],
 )
 def test_a_condition_that_fails_changes_nothing(world: Cluster, conditions: OwnerPreconditions, holds: bool) -> None:
-    ip = held(world, **SOURCE)
+    ip = held(world, SOURCE)
     updates = OwnerUpdates(active=TARGET, alternate=SOURCE)
     if holds:
         change(world, ip, updates, conditions)
@@ -96,7 +96,7 @@ def test_a_condition_that_fails_changes_nothing(world: Cluster, conditions: Owne
 
 
 def test_a_condition_on_what_is_not_changed_is_not_looked_at(world: Cluster) -> None:
-    ip = held(world, **SOURCE)
+    ip = held(world, SOURCE)
     change(world, ip, OwnerUpdates(alternate=TARGET), OwnerPreconditions(active=Owner("ns", "somebody")))
     assert owners(world, ip) == (SOURCE, TARGET)
 
@@ -108,7 +108,7 @@ def test_l12_addresses_that_share_an_owner_are_told_apart(world: Cluster) -> Non
 
 
 def test_a_handle_that_does_not_hold_the_address(world: Cluster) -> None:
-    ip = held(world, **SOURCE)
+    ip = held(world, SOURCE)
     with pytest.raises(InvalidInput, match=f"^IP {ip} is not assigned to handle other$"):
         world.ipam.set_owner_attributes(ip, "other", OwnerUpdates(active=TARGET))
     with pytest.raises(NotFound, match=r"with error: IP is unassigned$"):
@@ -123,7 +123,7 @@ def promote(world: Cluster, pod: str = "target") -> None:
 
 
 def test_the_target_becomes_the_owner_of_every_address(world: Cluster) -> None:
-    ips = [held(world, version, **SOURCE) for version in (4, 6)]
+    ips = [held(world, SOURCE, version) for version in (4, 6)]
     for ip in ips:
         change(world, ip, OwnerUpdates(alternate=TARGET))
     change(world, ips[0], OwnerUpdates(active=TARGET, alternate=SOURCE))  # one was swapped already
@@ -133,7 +133,7 @@ def test_the_target_becomes_the_owner_of_every_address(world: Cluster) -> None:
 
 
 def test_a_source_that_is_gone_leaves_no_alternate(world: Cluster) -> None:
-    ip = held(world, **SOURCE)
+    ip = held(world, SOURCE)
     change(world, ip, OwnerUpdates(active={}, alternate=TARGET))
     promote(world)
     assert owners(world, ip) == (TARGET, {})
@@ -142,7 +142,7 @@ def test_a_source_that_is_gone_leaves_no_alternate(world: Cluster) -> None:
 def test_nobody_is_promoted_by_mistake(world: Cluster) -> None:
     with pytest.raises(NotFound, match=f"^failed to get IPs for handle {HANDLE}: resource does not exist"):
         promote(world)
-    ip = held(world, **SOURCE)
+    ip = held(world, SOURCE)
     with pytest.raises(AlternateOwnerEmpty, match=f"^AlternateOwnerAttrs is empty for IP {ip}$"):
         promote(world)
     change(world, ip, OwnerUpdates(alternate=TARGET))
@@ -170,7 +170,7 @@ def resized(world: Cluster) -> None:
 @pytest.mark.parametrize("happened", [disabled, deleted, resized])
 def test_an_address_is_found_whatever_became_of_its_pool(world: Cluster, happened: Callable[[Cluster], None]) -> None:
     """A machine that runs in a pool which is drained must migrate like any other."""
-    ip = held(world, **SOURCE)
+    ip = held(world, SOURCE)
     number = world.ipam.assignment_attributes(ip).sequence_number
     happened(world)
     assert world.ipam.assignment_attributes(ip) == AssignmentAttributes(HANDLE, SOURCE, {}, number)
@@ -189,7 +189,7 @@ def test_an_address_is_found_whatever_became_of_its_pool(world: Cluster, happene
 
 
 def test_what_nobody_holds_is_refused_in_upstreams_words(world: Cluster) -> None:
-    ip = held(world, **SOURCE)
+    ip = held(world, SOURCE)
     disabled(world)
     for free in (ip + 1, parse_address("10.9.9.9")):
         with pytest.raises(NotFound, match=r"with error: No valid IPPool$"):

@@ -258,10 +258,10 @@ def test_losing_leadership_forgets_everything() -> None:
 # --- races (the table of §18.1) ---------------------------------------------------------------------------------------
 
 
-def racing(world: World, handle: str, rival: Callable[[], None]) -> None:
+def racing(world: World, handle: str, rival: Callable[[], object]) -> None:
     """Have ``rival`` act once, in the moment before our first write to ``handle``."""
     commit = world.store.commit
-    done = []
+    done: list[bool] = []
 
     def first_the_rival(*writes: Any) -> Any:
         if not done and any(write.key == HandleKey(handle) for write in writes):
@@ -299,7 +299,7 @@ def test_add_increments_before_our_delete() -> None:
 def test_somebody_else_removes_it_first() -> None:
     world = world_of()
     add_to_handle(world, "orphan", CIDR)
-    racing(world, "orphan", lambda: world.store.commit(Delete(world.store.get(HandleKey("orphan")))) and None)
+    racing(world, "orphan", lambda: world.store.commit(Delete(world.store.get(HandleKey("orphan")))))
     world.start()
     world.run(901)
     assert not has_handle(world, "orphan")

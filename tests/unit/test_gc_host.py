@@ -44,7 +44,7 @@ def processes(tmp_path: Path, *numbers: int) -> str:
 def test_all_sources_together(tmp_path: Path) -> None:
     cached(tmp_path / "results", "c1")
     runtime = sources(tmp_path, f"{sys.executable} -c \"print('c2 x\\nc3')\"").look()
-    assert (runtime.complete, runtime.containers) == (True, {"c1", "c2", "c3"})
+    assert (runtime.complete, runtime.containers) == (True, frozenset({"c1", "c2", "c3"}))
     assert parse_address("127.0.0.1") in runtime.addresses, "this process is in a namespace that has it"
 
 

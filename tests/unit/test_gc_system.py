@@ -270,7 +270,7 @@ def test_labels_are_copied() -> None:
     world.start()
 
     def labels() -> dict[str, str]:
-        return world.store.get(ResourceKey(NODE, "n")).value.labels
+        return dict(world.store.get(ResourceKey(NODE, "n")).value.labels)
 
     assert labels() == {"label1": "new", "gone-soon": "x", "mine": "yes"}
     world.node("n", {"label1": "new"})

@@ -104,7 +104,9 @@ def test_wrong_shapes(ipam: dict[str, Any], text: str) -> None:
 )
 def test_stand_ins_of_delete_overlap_with_nothing(others: list[str]) -> None:
     """Stock host-local refuses overlapping ranges, upstream's stand-in 0.0.0.0/0 among others, and then leaks."""
-    magic = [[{"subnet": "usePodCidr", "rangeStart": "10.50.0.9", "rangeEnd": "10.50.0.10", "gateway": "10.50.0.1"}]]
+    magic: list[list[dict[str, Any]]] = [
+        [{"subnet": "usePodCidr", "rangeStart": "10.50.0.9", "rangeEnd": "10.50.0.10", "gateway": "10.50.0.1"}]
+    ]
     magic += [[{"subnet": "usePodCidr"}, {"subnet": "usePodCidrIPv6", "own": True}]]
     found = podcidr.for_delete(document(ranges=[*magic, *([{"subnet": other}] for other in others)]))["ipam"]["ranges"]
     networks: list[Any] = [ip_network(entry["subnet"]) for entries in found for entry in entries]

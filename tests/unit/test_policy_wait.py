@@ -90,4 +90,4 @@ def test_a_file_that_comes_later_ends_the_wait(bench: PodBench) -> None:
 def test_a_negative_time_is_refused_before_anything_is_made(bench: PodBench) -> None:
     found = failure(bench.call("ADD", policy_setup_timeout_seconds=-1))
     assert found["msg"] == "invalid pod startup delay of -1"
-    assert bench.addresses() == bench.records() == [] and not bench.dataplane.pairs
+    assert bench.addresses() == [] and bench.records() == [] and not bench.dataplane.pairs

@@ -62,7 +62,7 @@ def test_an_address_is_given_kept_and_released(world: Cluster) -> None:
 
 
 def test_both_families(world: Cluster) -> None:
-    dual = {"ipFamilies": ["IPv4", "IPv6"]}
+    dual: dict[str, Any] = {"ipFamilies": ["IPv4", "IPv6"]}
     ipv4, ipv6 = reconcile(world, service(**dual, ipFamilyPolicy="PreferDualStack"))
     assert ipv4.startswith("10.1.0.") and ipv6.startswith("fd00::")
     assert reconcile(world, service(**dual, ipFamilyPolicy="SingleStack")) == [ipv4]

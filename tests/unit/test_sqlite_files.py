@@ -11,10 +11,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -317,7 +318,7 @@ def test_a_failure_of_the_disk_at_the_commit_leaves_the_outcome_open(
         def __init__(self, inner: sqlite3.Connection) -> None:
             self.inner = inner
 
-        def execute(self, statement: str, *arguments: object) -> object:
+        def execute(self, statement: str, *arguments: Sequence[Any]) -> sqlite3.Cursor:
             if statement == "COMMIT":
                 self.inner.execute("ROLLBACK")
                 error = sqlite3.OperationalError("disk I/O error")
@@ -466,7 +467,7 @@ def test_a_forked_child_opens_the_file_anew(store: SQLiteStore) -> None:
     def use() -> bool:
         assert store.get(KEY) == entry
         store.commit(Update(store.get(KEY), handle(2)))
-        return store.get(KEY).value == handle(2)
+        return bool(store.get(KEY).value == handle(2))
 
     assert in_child(use) == 0
     assert store.get(KEY).value == handle(2)

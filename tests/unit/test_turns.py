@@ -10,12 +10,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from calico_cni.context import Context
 from calico_cni.logs import PLUGIN, Log, logging_to
 from calico_cni.turns import link_turn, own_turn
 from tests.clock import LONG, SOON
@@ -99,8 +100,8 @@ def test_only_calls_that_touch_the_sandbox_wait(tmp_path: Path, monkeypatch: pyt
     asked: list[str] = []
     real = bench.context
 
-    def context() -> object:
-        def turn(netns: str, log: Log, heed: Callable[[], None]) -> object:
+    def context() -> Context:
+        def turn(netns: str, log: Log, heed: Callable[[], None]) -> AbstractContextManager[None]:
             asked.append(netns)
             return own_turn("", log, heed)
 
