@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ipaddress import ip_interface, ip_network
+from typing import Any
 
 from calico_cni.dataplane.api import LinkExpectation, LinkRequest
 from tests.netns_tools import Namespace
@@ -19,7 +20,7 @@ def link_request(
     host_name: str = HOST_NAME,
     name: str = "eth0",
     routes: tuple[str, ...] = DEFAULT_ROUTES,
-    **options: object,
+    **options: Any,
 ) -> LinkRequest:
     """Ask for a link with these addresses (dual stack if none are given)."""
     return LinkRequest(
@@ -32,13 +33,16 @@ def link_request(
     )
 
 
-def expectation_of(request: LinkRequest, *, patience: float = 0.0, **options: object) -> LinkExpectation:
+def expectation_of(
+    request: LinkRequest, *, mac: str | None = None, default_routes: bool = True, patience: float = 0.0
+) -> LinkExpectation:
     """Expect what was asked for."""
     return LinkExpectation(
         host_name=request.host_name,
         container_name=request.container_name,
         netns=request.netns,
         addresses=request.addresses,
+        mac=mac,
+        default_routes=default_routes,
         patience=patience,
-        **options,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -92,7 +93,7 @@ def test_mtu_that_no_link_can_have(node: Node, pod: Namespace, dataplane: LinuxD
 
 @pytest.mark.parametrize("sizes", [{"mtu": 1 << 32}, {"queues": 1 << 40}])
 def test_sizes_that_no_request_can_hold(
-    sizes: dict[str, int], node: Node, pod: Namespace, dataplane: LinuxDataplane
+    sizes: dict[str, Any], node: Node, pod: Namespace, dataplane: LinuxDataplane
 ) -> None:
     with pytest.raises(DataplaneError, match="is more than any link can have"):
         dataplane.add(link_request(pod, **sizes))
@@ -141,8 +142,8 @@ def test_second_interface_of_one_sandbox_is_refused_and_the_first_untouched(
     """P19: the plugin refuses it before it allocates anything; this is the second line."""
     dataplane.add(link_request(pod))
     # The kernel gives both ends a link-local address some time after they are up.
-    for place, name in ((pod, "eth0"), (node, HOST_NAME)):
-        wait_for(lambda p=place, n=name: any(a.startswith("fe80") for a in p.addresses(n)), "a link-local address")
+    wait_for(lambda: any(a.startswith("fe80") for a in pod.addresses("eth0")), "a link-local address")
+    wait_for(lambda: any(a.startswith("fe80") for a in node.addresses(HOST_NAME)), "a link-local address")
     before = sandbox_state(pod), host_state(node)
     error = refused(dataplane, link_request(pod, "10.1.1.1/32", name="net1", host_name="calinet1"))
     assert str(error) == "failed to add route inside the container: file exists"
@@ -204,7 +205,7 @@ def test_a_pair_of_which_it_is_unknown_whether_it_was_made(
 ) -> None:
     real = pair.make_veth
 
-    def made_but_cut(*args: object) -> None:
+    def made_but_cut(*args: Any) -> None:
         real(*args)
         raise failure
 
@@ -219,7 +220,7 @@ def test_host_end_that_is_renamed_at_once(
 ) -> None:
     real = pair.make_veth
 
-    def made_and_renamed(*args: object) -> None:
+    def made_and_renamed(*args: Any) -> None:
         real(*args)
         node.ip("link", "set", HOST_NAME, "name", "ens7")
 

@@ -6,6 +6,7 @@ import re
 import subprocess
 import threading
 import time
+from typing import Any
 
 import pytest
 
@@ -61,7 +62,7 @@ def test_address_that_the_kernel_refuses_is_a_warning(
 
     real = pair.make_veth
 
-    def with_other_address(*args: object) -> None:
+    def with_other_address(*args: Any) -> None:
         monkeypatch.setattr(pair, "HOST_MAC", "02:00:00:00:00:07")
         real(*args)
         monkeypatch.setattr(pair, "HOST_MAC", WANTED)

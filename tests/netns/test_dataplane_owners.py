@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from calico_cni.dataplane.api import AddressInUse, Peer
+from calico_cni.dataplane import netns
+from calico_cni.dataplane.api import AddressInUse, LinkRequest, Peer
 from calico_cni.dataplane.linux import LinuxDataplane
 from calico_cni.dataplane.netns import census
+from calico_cni.dataplane.rtnl import Link, Rtnl
 from tests.link_requests import HOST_NAME, link_request
 from tests.netns_tools import Namespace, Node
 
@@ -104,7 +106,7 @@ def test_second_family_gets_its_route_when_the_first_was_there(
     """Upstream returns after the first route that exists (cni.md §15 item 4)."""
     from calico_cni.dataplane import linux, routes
 
-    def felix_first(rtnl, host_end, request, sandbox):
+    def felix_first(rtnl: Rtnl, host_end: Link, request: LinkRequest, sandbox: netns.Namespace) -> None:
         node.ip("route", "add", ADDRESSES[0], "dev", HOST_NAME, "scope", "link")
         node.ip("route", "add", ADDRESSES[1], "dev", HOST_NAME)
         routes.add_host_routes(rtnl, host_end, request, sandbox)

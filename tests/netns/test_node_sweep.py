@@ -156,8 +156,7 @@ def test_somebody_who_moves_in_between_the_looks_keeps_the_link(case: Case, monk
     case.link(STALE, sandbox)
     case.sweep("veth")
     import calico_gc.node_sweep as module
-
-    judged = module.judge
+    from calico_gc.sweep.judge import judge as judged
 
     def judge_and_move_in(*args: Any) -> Any:
         answer = judged(*args)

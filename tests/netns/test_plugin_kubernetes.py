@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from calico_ipam.engine.client import IPAM
+from calico_ipam.model.addresses import blocks_in
 from calico_ipam.model.affinity import HOST, BlockOwner
 from calico_ipam.model.keys import Blocks
 from tests.clock import LONG
@@ -93,7 +94,7 @@ def test_requests_of_a_warm_node(site: Site, record_property: Any) -> None:
     for number in range(20):
         site.kube.node(f"other-{number}") if number < 2 else None
         network = next(iter(site.store.list(Blocks()))).cidr
-        other = list(network.supernet(new_prefix=20).subnets(new_prefix=28))[number + 60]
+        other = list(blocks_in(network.supernet(new_prefix=20), 28))[number + 60]
         ipam.claim_affinity(other, BlockOwner(HOST, f"other-{number % 2}"))
     assert len(site.store.list(Blocks())) > 16
     assert len(site.counted("ADD", "many", sandbox)) == len(add)

@@ -138,7 +138,8 @@ def test_p17_netconf_beats_file_beats_default(
 ) -> None:
     if content is not None:
         (bench.folder / "mtu").write_text(content)
-    answer(bench.call("ADD", **({"mtu": configured} if configured else {})))
+    changes: dict[str, Any] = {"mtu": configured} if configured else {}
+    answer(bench.call("ADD", **changes))
     (pair,) = bench.dataplane.pairs.values()
     assert pair.request is not None
     assert pair.request.mtu == mtu

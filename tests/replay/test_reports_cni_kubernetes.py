@@ -339,9 +339,8 @@ def test_p24_every_list_that_cannot_be_is_quoted(bench: PodBench, text: str) -> 
 
 
 def test_p25_secrets_of_pods_and_configurations_are_in_no_log(bench: PodBench) -> None:
-    bench.pod(
-        spec={"containers": [{"env": [{"name": "PASSWORD", "value": "SECRET"}]}]}, **{"example.org/token": "SECRET"}
-    )
+    told: dict[str, Any] = {"example.org/token": "SECRET"}
+    bench.pod(spec={"containers": [{"env": [{"name": "PASSWORD", "value": "SECRET"}]}]}, **told)
     policy = {"type": "k8s", "k8s_auth_token": "SECRET", "k8s_client_key": "SECRET"}
     for verb in ("ADD", "DEL"):
         response = bench.call(verb, policy=policy, log_level="debug")
@@ -380,7 +379,8 @@ def test_p26_after_a_reboot_the_old_go_and_the_new_stay(bench: PodBench) -> None
     for number in range(8):
         answer(bench.call("ADD", pod=f"p{number}", container=f"new{number}", netns=f"/run/netns/new{number}"))
     listed = [{"containerID": f"new{number}", "ifname": "eth0"} for number in range(8)]
-    response = bench.call("GC", cniVersion="1.1.0", **{"cni.dev/valid-attachments": listed})
+    changes: dict[str, Any] = {"cniVersion": "1.1.0", "cni.dev/valid-attachments": listed}
+    response = bench.call("GC", **changes)
     assert (response.exit_code, response.stdout) == (0, "")
     assert sorted(bench.handles()) == [f"{NETWORK}.new{number}" for number in range(8)]
     assert len(bench.records()) == 8 and len(bench.dataplane.pairs) == 8

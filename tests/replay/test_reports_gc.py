@@ -400,7 +400,7 @@ def test_p34_ended_pods() -> None:
         held[number] = (f"{NETWORK}.{name}", pod_attrs("n1", name))
     add_block(world, CIDR, "n1", held)
     world.start()
-    suspected = {world.state.allocation(key).pod[1] for key in world.state.suspects}  # type: ignore[union-attr]  # of this test's store
+    suspected = {world.state.allocation(key).pod[1] for key in world.state.suspects}
     assert suspected == {"succeeded", "evicted", "failed", "torn-down"}
     assert len(holders(world, CIDR)) == 8, "the first look releases nothing"
     world.no_pod("default", "torn-down")

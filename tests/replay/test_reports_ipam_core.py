@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import pytest
 
-from calico_ipam.datastore.api import Delete
+from calico_ipam.datastore.api import Delete, Entry, Write
 from calico_ipam.engine.client import IPAM
 from calico_ipam.errors import AddressInCooldown, BlockLimitReached, Conflict, MaxAllocReached
-from calico_ipam.model.addresses import parse_address, parse_network
+from calico_ipam.model.addresses import blocks_in, parse_address, parse_network
 from calico_ipam.model.affinity import CONFIRMED, HOST, PENDING_DELETION, BlockOwner
 from calico_ipam.model.block import Attribute, ReleaseOption
 from calico_ipam.model.keys import AffinityKey, BlockKey, ResourceKey
@@ -74,7 +74,7 @@ def test_p01_half_of_the_nodes_still_own_blocks_of_the_old_size(world: Cluster) 
 def full_pool(world: Cluster, name: str, cidr: str, size: int) -> None:
     """Fill a pool with one-address blocks' worth of holders: every block belongs to a host and is full."""
     world.pool(name, cidr, size)
-    for number, block in enumerate(parse_network(cidr).subnets(new_prefix=size)):
+    for number, block in enumerate(blocks_in(parse_network(cidr), size)):
         world.block(str(block), owner=f"taken-{number}")
         entry = world.store.inner.get(BlockKey(block))
         full, _ = entry.value.assign(block.num_addresses, handle=None, attrs={"node": f"taken-{number}"})
@@ -280,15 +280,16 @@ def test_p10_a_cap_reached_in_a_retry_leaves_the_block_as_it_was(world: Cluster)
     held(world, "10.0.0.0/26", "n1", 0, "h-vm")
     before = world.stored_block("10.0.0.0/26")
     store = world.store
-    real, refused = store.commit, []
+    real = store.commit
+    refused: list[bool] = []
 
-    def commit(*writes: object) -> object:
+    def commit(*writes: Write) -> Sequence[Entry]:
         if not refused:
             refused.append(True)
             raise Conflict("BlockKey(cidr=10.0.0.0/26)")
-        return real(*writes)  # type: ignore[arg-type]  # the wrapper takes whatever commit() takes
+        return real(*writes)
 
-    store.commit = commit  # type: ignore[method-assign,assignment]  # one test's interference
+    store.commit = commit  # type: ignore[method-assign]  # one test's interference
     found = world.ipam.auto_assign(use="Workload", num4=1, handle="h-vm", hostname="n1", max_per_handle=1)
     assert [str(a) for a in found.addresses] == ["10.0.0.0/26"]  # the address it holds
     with pytest.raises(Exception, match="already has IP") as caught:

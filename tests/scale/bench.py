@@ -103,8 +103,9 @@ def plugin_figures(folder: Path) -> dict[str, list[Cost]]:
     """Return the costs of each verb, ours and the yardstick's in turn."""
     ours, yardstick = prepare_host(folder)
     costs: dict[str, list[Cost]] = defaultdict(list)
-    calico, ptp = [PROGRAMS / "calico"], [FOREIGN / "ptp"]
-    calls = (
+    calico: list[str | Path] = [PROGRAMS / "calico"]
+    ptp: list[str | Path] = [FOREIGN / "ptp"]
+    calls: tuple[tuple[str, list[str | Path], str, dict[str, object]], ...] = (
         ("interpreter alone", [PROGRAMS / "python", "-c", "pass"], "", ours),
         ("calico VERSION", calico, "VERSION", ours),
         ("calico STATUS", calico, "STATUS", ours),

@@ -20,7 +20,7 @@ from calico_ipam.datastore.api import Create
 from calico_ipam.datastore.kube.store import KubernetesStore
 from calico_ipam.datastore.settings import Settings
 from calico_ipam.engine.client import IPAM
-from calico_ipam.model.addresses import parse_network
+from calico_ipam.model.addresses import blocks_in, parse_network
 from calico_ipam.model.affinity import HOST, Affinity, BlockOwner
 from calico_ipam.model.block import Block
 from calico_ipam.model.keys import AffinityKey, BlockKey
@@ -81,7 +81,7 @@ def pairs(ipam: IPAM, number: int, prefix: str = "h") -> None:
 
 def fill(store: KubernetesStore, first: int, last: int) -> None:
     """Make blocks of other hosts, each with forty addresses in use."""
-    networks = list(POOL.subnets(new_prefix=26))
+    networks = list(blocks_in(POOL, 26))
 
     def one(index: int) -> None:
         owner = BlockOwner(HOST, f"other-{index}")
