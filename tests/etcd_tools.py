@@ -302,11 +302,11 @@ class Proxy:
     def __init__(self, target: int) -> None:
         self.weather = Weather()
         self.connections = 0
-        self.swallowed = 0  #: pieces of bytes that arrived nowhere
         self._target = target
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._listener.getsockname()[1])
         self._open: set[socket.socket] = set()
+        self._dead: set[socket.socket] = set()
         self._lock = threading.Lock()
         self._accepting = threading.Thread(target=self._accept, daemon=True)
 
@@ -331,6 +331,11 @@ class Proxy:
             for each in self._open:
                 with contextlib.suppress(OSError):
                     each.shutdown(socket.SHUT_RDWR)
+
+    def die_unseen(self) -> None:
+        """From now on nothing comes through the connections that there are; new ones work."""
+        with self._lock:
+            self._dead |= self._open
 
     def _accept(self) -> None:
         while True:
@@ -366,8 +371,7 @@ class Proxy:
                 weather = self.weather
                 if answers and weather.delay:
                     time.sleep(weather.delay)
-                if not (weather.answers if answers else weather.requests):
-                    self.swallowed += 1
+                if source in self._dead or not (weather.answers if answers else weather.requests):
                     continue
                 if answers and weather.rate:
                     for byte in piece:

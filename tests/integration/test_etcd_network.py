@@ -191,16 +191,8 @@ def test_one_endpoint_is_connected_again(etcd: Etcd) -> None:
     """A half-open connection: the peer is gone, and nobody told us. A new one to the same member works."""
     with proxied(etcd) as proxy, opened(proxy.endpoint, patience=FAIL_OVER) as store:
         store.commit(handle("h"))
-        proxy.weather = Weather(requests=False, answers=False)
-
-        def revive() -> None:
-            wait_until(lambda: proxy.swallowed, what="a request that is lost")
-            proxy.weather = Weather()
-
-        with ThreadPoolExecutor(1) as pool:
-            reviving = pool.submit(revive)
-            assert len(store.list(Handles())) == 1
-            reviving.result(SOON)
+        proxy.die_unseen()
+        assert len(store.list(Handles())) == 1
         assert proxy.connections >= 2
 
 
