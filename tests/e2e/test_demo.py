@@ -18,7 +18,7 @@ from tests.shared import REPOSITORY
 @pytest.mark.timeout(240)
 def test_the_demo_shows_what_it_promises() -> None:
     need_root()
-    command = [sys.executable, REPOSITORY / "scripts" / "demo.py"]
+    command = [sys.executable, str(REPOSITORY / "scripts" / "demo.py")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=3 * LONG, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""

@@ -15,8 +15,10 @@ from calico_gc.web.site import templates
 from tests.browser import Browser, chromium
 from tests.gc_views import large_view, small_view
 
-PAGES = ("/", "/pool/default-ipv4", "/block/10.244.0.0/26", "/nodes", "/node/node-a", "/candidates", "/handles")
-PAGES += ("/log", "/problems", "/find?q=node-b", "/block/10.9.9.0/26")
+PAGES = (
+    *("/", "/pool/default-ipv4", "/block/10.244.0.0/26", "/nodes", "/node/node-a", "/candidates", "/handles"),
+    *("/log", "/problems", "/find?q=node-b", "/block/10.9.9.0/26"),
+)
 LARGE_PAGES = ("/", "/pool/default-ipv4?page=3", "/nodes?page=2", "/candidates", "/node/worker-0003.example.internal")
 
 
