@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -209,15 +210,14 @@ def test_threads_share_a_fail_over(etcd: Etcd) -> None:
 
         with ThreadPoolExecutor(6) as pool:
             reading = [pool.submit(read, number) for number in range(6)]
+
+            def all_read_since(before: list[int]) -> bool:
+                ended = any(each.done() for each in reading)
+                return ended or all(now > then for now, then in zip(reads, before, strict=True))
+
             try:
                 for _ in range(5):
-                    before = list(reads)
-                    wait_until(
-                        lambda before=before: (
-                            all(now > then for now, then in zip(reads, before, strict=True))
-                            or any(each.done() for each in reading)
-                        )
-                    )
+                    wait_until(partial(all_read_since, list(reads)))
                     proxy.cut()
             finally:
                 stop.set()
@@ -392,7 +392,7 @@ def secure(certificates: Path) -> Iterator[Etcd]:
         yield running
 
 
-def files(folder: Path, ca: str = "ca", client: str = "client") -> dict[str, str]:
+def files(folder: Path, ca: str = "ca", client: str = "client") -> dict[str, Any]:
     given = {"etcd_ca_cert_file": f"{ca}.pem" if ca else ""}
     if client:
         given |= {"etcd_cert_file": f"{client}.pem", "etcd_key_file": f"{client}.key"}
@@ -400,7 +400,9 @@ def files(folder: Path, ca: str = "ca", client: str = "client") -> dict[str, str
 
 
 def test_tls_with_a_client_certificate(secure: Etcd, certificates: Path) -> None:
-    texts = {name.replace("_file", ""): Path(file).read_text() for name, file in files(certificates).items()}
+    texts: dict[str, Any] = {
+        name.replace("_file", ""): Path(file).read_text() for name, file in files(certificates).items()
+    }
     for number, identity in enumerate((files(certificates), texts)):
         with opened(secure.endpoint, **identity) as store:
             store.commit(handle(f"h{number}"))

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from calico_ipam.datastore.api import Create, Delete, Update, lost
+from calico_ipam.datastore.api import Create, Delete, Update, Write, lost
 from calico_ipam.datastore.documents import RawWrite
 from calico_ipam.datastore.etcd import EtcdStore
 from calico_ipam.datastore.etcd.failures import StoreFull
@@ -190,7 +190,7 @@ def requests(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     counted: Counter[str] = Counter()
     grpc, channel = load().grpc, Links._channel
 
-    class Counting(grpc.UnaryUnaryClientInterceptor):  # type: ignore[misc]  # grpc has no types
+    class Counting(grpc.UnaryUnaryClientInterceptor):  # type: ignore[misc,name-defined]  # grpc has no types
         def intercept_unary_unary(self, continuation: Any, details: Any, request: Any) -> Any:
             counted[details.method.rpartition("/")[2]] += 1
             return continuation(details, request)
@@ -324,12 +324,12 @@ def test_a_watch_outlives_its_token(guarded: Etcd) -> None:
     with closing(EtcdStore(guarded.settings(**ROOT))) as store:
         events = store.watch(Handles(), store.list(Handles()).revision)
         store.commit(handle("watched-1"))
-        assert next(e for e in events if e.entry).entry.key == HandleKey("watched-1")  # type: ignore[union-attr]  # chosen so
+        assert next(e for e in events if e.entry).entry.key == HandleKey("watched-1")
         token = token_of(store)
         wait_until(lambda: not accepted(store, token), 30, "the token to expire")
         guarded.restart()  # the stream breaks, and has to be opened again with a new token
         store.commit(handle("watched-2"))
-        assert next(e for e in events if e.entry).entry.key == HandleKey("watched-2")  # type: ignore[union-attr]  # chosen so
+        assert next(e for e in events if e.entry).entry.key == HandleKey("watched-2")
 
 
 def token_of(store: EtcdStore) -> str:
@@ -387,7 +387,7 @@ def test_a_write_that_finds_the_space_used_up_may_be_done(
         raise StoreFull("is full")
 
     first = store.commit(handle("first"))[0]
-    writes = [Update(first, Handle("first", {"10.0.0.0/26": 7})), handle("second")]
+    writes: list[Write] = [Update(first, Handle("first", {"10.0.0.0/26": 7})), handle("second")]
     monkeypatch.setattr(store._calls, "tell", refused)
     if not done:
         with pytest.raises(StoreFull):

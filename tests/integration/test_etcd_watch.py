@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from calico_ipam.datastore.api import Create, Datastore, Deadline, Delete, Event, Update
+from calico_ipam.datastore.api import Create, Datastore, Deadline, Delete, Entry, Event, Update
 from calico_ipam.datastore.etcd import EtcdStore, Patience
 from calico_ipam.datastore.etcd.calls import Calls
 from calico_ipam.datastore.etcd.library import Library
@@ -92,7 +92,7 @@ def test_changes_of_one_commit_are_told_so_that_none_is_lost_on_resuming(store: 
     assert first.entry is not None and first.entry.key == HandleKey("a")
     assert int(first.entry.revision) > int(first.revision)  # whoever goes on from here gets b and c
     again = store.watch(Handles(), first.revision)
-    assert [next(again).entry.key.id for _ in range(3)] == ["a", "b", "c"]  # type: ignore[union-attr]  # all have one
+    assert [next(again).entry.key.id for _ in range(3)] == ["a", "b", "c"]
     last = [next(watch) for _ in range(2)][-1]
     assert last.entry is not None and last.revision == last.entry.revision
 
@@ -329,7 +329,7 @@ def test_nothing_is_lost_or_told_twice_in_bad_weather(etcd: Etcd, store: EtcdSto
         opened(proxy.endpoint) as watching,
         Seen(watching, store.list(Handles()).revision) as seen,
     ):
-        entries = {}
+        entries: dict[str, Entry] = {}
         for number in range(200):
             name = f"h{number % 7}"
             if name in entries:
@@ -338,7 +338,7 @@ def test_nothing_is_lost_or_told_twice_in_bad_weather(etcd: Etcd, store: EtcdSto
             else:
                 (entries[name],) = store.commit(handle(name, number))
             if number % 20 == 0:
-                wait_until(lambda number=number: len(seen.events) > number)
+                seen.wait(number + 1)
                 proxy.cut()
         (last,) = store.commit(handle("last"))
         wait_until(lambda: ("added", "last") in seen.told(), 60)
