@@ -19,7 +19,7 @@ from calico_ipam.datastore.api import Datastore
 from calico_ipam.engine.client import IPAM
 from calico_ipam.engine.owners import OwnerUpdates
 from calico_ipam.errors import IPAMError, NotFound, StoreError
-from calico_ipam.model.addresses import parse_address, parse_network
+from calico_ipam.model.addresses import Address, Network, blocks_in, parse_address, parse_network
 from calico_ipam.model.affinity import HOST, BlockOwner
 from calico_ipam.model.block import HostReserved, ReleaseOption
 from calico_ipam.model.handle_names import load_balancer_handle
@@ -131,9 +131,9 @@ def _cold(world: Cluster) -> None:
     world.clock.advance(60)
 
 
-def _free_block(world: Cluster) -> object:
+def _free_block(world: Cluster) -> Network:
     taken = set(world.blocks())
-    return next(b for b in parse_network("10.0.0.0/28").subnets(new_prefix=30) if str(b) not in taken)
+    return next(b for b in blocks_in(parse_network("10.0.0.0/28"), 30) if str(b) not in taken)
 
 
 def _release(ipam: IPAM) -> None:
@@ -144,7 +144,7 @@ def _release(ipam: IPAM) -> None:
         return
 
 
-def _assign(number: int = 1, **more: object) -> Callable[[IPAM], object]:
+def _assign(number: int = 1, **more: Any) -> Callable[[IPAM], object]:
     def call(ipam: IPAM) -> object:
         return ipam.auto_assign(use="Workload", num4=number, handle="h", hostname="node-1", **more)
 
@@ -155,13 +155,13 @@ def _release_addresses(ipam: IPAM) -> object:
     return ipam.release_ips([ReleaseOption(ip, "h") for ip in _addresses(ipam, "h")])
 
 
-def _addresses(ipam: IPAM, handle: str) -> list[object]:
+def _addresses(ipam: IPAM, handle: str) -> list[Address]:
     return [
         block.value.address(ordinal) for block in ipam.store.list(Blocks(4)) for ordinal in block.value.held_by(handle)
     ]
 
 
-def _one_address_of(ipam: IPAM, handle: str) -> object:
+def _one_address_of(ipam: IPAM, handle: str) -> Address:
     return _addresses(ipam, handle)[0]
 
 

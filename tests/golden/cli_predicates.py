@@ -45,7 +45,7 @@ def without_v6_orphans(step: Step, result: Result) -> bool:
 
 
 def crash(step: Step) -> bool:
-    return step.recorded["exit_code"] == 2
+    return bool(step.recorded["exit_code"] == 2)
 
 
 def polite(_step: Step, result: Result) -> bool:

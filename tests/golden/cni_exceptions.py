@@ -237,7 +237,7 @@ def _ready_is_null(moment: Moment) -> bool:
 def _as_when_ready(moment: Moment, step: Step) -> Step:
     if moment.verb == "ADD":
         return {**step, **SUCCESS}
-    changed = ANY if moment.case["backend"] == "kubernetes" else {}
+    changed: Any = ANY if moment.case["backend"] == "kubernetes" else {}
     return {**step, **_nothing(), "datastore_changed": changed, "files": {"{LOCK_FILE}": ""}}
 
 

@@ -38,7 +38,7 @@ def _files(step: Step) -> dict[str, Any]:
 
 
 def _on_kubernetes(moment: Moment) -> bool:
-    return moment.case["backend"] == "kubernetes"
+    return bool(moment.case["backend"] == "kubernetes")
 
 
 def _pods_changed(step: Step) -> dict[str, Any]:

@@ -206,14 +206,14 @@ def _counted_twice(moment: Moment) -> list[HandleKey]:
     ]
 
 
-def _out_of_order(moment: Moment) -> dict[BlockKey, Block]:
+def _out_of_order(moment: Moment) -> State:
     """Blocks whose addresses had cooled down in another order than that of their ordinals, as ours leaves them."""
-    found = {}
+    found: State = {}
     for key, value in moment.after.items():
         ours, raw = moment.ours.get(key), moment.stored(key)
         if not isinstance(key, BlockKey) or not isinstance(ours, Block) or not isinstance(raw, Block) or ours == value:
             continue
-        times = [attribute.released_at for _, attribute in raw.taken() if attribute.cold]
+        times = [at for _, attribute in raw.taken() if (at := attribute.released_at) is not None]
         same = sorted(ours.unallocated) == sorted(value.unallocated)
         if same and times != sorted(times) and replace(value, unallocated=ours.unallocated) == ours:
             found[key] = ours

@@ -146,15 +146,15 @@ def open_bench(name: str, fixture: Callable[[str], Any] | None = None) -> Iterat
         assert fixture is not None, "this bench needs an etcd"
         etcd: Etcd = fixture("etcd")
         etcd.clear()
-        bench = DocumentBench(name, EtcdStore(etcd.settings()))
+        documents = DocumentBench(name, EtcdStore(etcd.settings()))
         try:
-            yield bench
+            yield documents
         finally:
-            bench.close()
+            documents.close()
         return
     with tempfile.TemporaryDirectory(dir=memory_folder()) as folder:
-        bench = DocumentBench(name, STORES[name](Path(folder)))
+        documents = DocumentBench(name, STORES[name](Path(folder)))
         try:
-            yield bench
+            yield documents
         finally:
-            bench.close()
+            documents.close()

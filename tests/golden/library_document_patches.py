@@ -44,7 +44,7 @@ def shared(moment: Moment, ours: State) -> bool:
 
 
 def _unshared(moment: Moment, key: str, ordinal: int, state: State) -> dict[str, Any]:
-    after = copy.deepcopy(state[key])
+    after: dict[str, Any] = copy.deepcopy(state[key])
     index = after["allocations"][ordinal]
     old, new = attribute(moment.before[key], ordinal), after["attributes"][index]
     if old != new:

@@ -8,10 +8,10 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from ipaddress import collapse_addresses, ip_address, ip_network
+from ipaddress import ip_address, ip_network
 from typing import Any
 
-from calico_ipam.model.addresses import Network, parse_network
+from calico_ipam.model.addresses import Network, collapse, parse_network
 from calico_ipam.model.handle import WINDOWS_RESERVED, sanitise_handle
 from calico_ipam.model.timestamps import SECOND, parse_time
 from tests.golden.library_scenario import State
@@ -208,7 +208,7 @@ def reservations(state: Mapping[str, Any]) -> list[Network]:
 
 def _covered(cidr: Network, networks: list[Network]) -> int:
     clipped = [cidr if n.prefixlen <= cidr.prefixlen else n for n in networks if n.overlaps(cidr)]
-    return sum(n.num_addresses for n in collapse_addresses(clipped))
+    return sum(n.num_addresses for n in collapse(clipped))
 
 
 def canonical(text: str) -> str:

@@ -7,9 +7,9 @@ as a list and as a get of each object in it. A hook fires around the call of our
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from calico_ipam.datastore.api import (
     Create,
@@ -75,7 +75,7 @@ class Outside(Protocol):
 
     def bump(self, key: str) -> None: ...
 
-    def write(self, document: object) -> None: ...
+    def write(self, document: Mapping[str, Any]) -> None: ...
 
 
 @dataclass
@@ -130,7 +130,7 @@ class HookedStore(PassingStore):
 
         return self._around(calls, lambda: self.inner.read(*wanted), lost=StoreError)
 
-    def commit(self, *writes: Write) -> list[Entry]:
+    def commit(self, *writes: Write) -> Sequence[Entry]:
         return self._around(
             lambda: self._write_calls(writes),
             lambda: self.inner.commit(*writes),
@@ -140,7 +140,7 @@ class HookedStore(PassingStore):
     def within(self, deadline: Deadline | None) -> Datastore:
         return self
 
-    def _write_calls(self, writes: Sequence[Write]) -> list[Call]:
+    def _write_calls(self, writes: Sequence[Write]) -> Sequence[Call]:
         """A block that is created unseen was looked for by upstream, between the writes of its row (§10.4)."""
         found: list[Call] = []
         for write in writes:
@@ -149,10 +149,10 @@ class HookedStore(PassingStore):
             found.append(_call(_verb(write), write.key))
         return found
 
-    def _list_calls(self, scope: Scope) -> list[Call]:
+    def _list_calls(self, scope: Scope) -> Sequence[Call]:
         return [_call("list", scope), *(_call("get", entry.key) for entry in self.inner.list(scope))]
 
-    def _around(self, calls: Callable[[], list[Call]], carry_out: Callable[[], T], *, lost: type[IPAMError]) -> T:
+    def _around(self, calls: Callable[[], Sequence[Call]], carry_out: Callable[[], T], *, lost: type[IPAMError]) -> T:
         if all(waiting.fired for waiting in self.waiting):
             return carry_out()
         due = self._due(calls())
@@ -167,7 +167,7 @@ class HookedStore(PassingStore):
                     self._act(waiting.hook, call, lost)
         return answer
 
-    def _due(self, calls: list[Call]) -> list[tuple[Waiting, Call]]:
+    def _due(self, calls: Sequence[Call]) -> Sequence[tuple[Waiting, Call]]:
         due = []
         for call in calls:
             if not isinstance(call.subject, Scope):

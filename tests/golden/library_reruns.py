@@ -6,10 +6,11 @@ run is the expectation.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from calico_ipam.errors import IPAMError
 from calico_ipam.model.addresses import Network, contains, parse_network
 from calico_ipam.model.reservation import Reservations
 from calico_ipam.model.timestamps import SECOND
@@ -18,8 +19,12 @@ from tests.golden.library_backends import quick_bench
 from tests.golden.library_compare import error_differences
 from tests.golden.library_documents import (
     CONFIG,
+    HANDLES,
+    RESOURCES,
     block_key,
     blocks,
+    canonical,
+    held_by,
     matured,
     released_at,
     reservations,
@@ -53,6 +58,11 @@ def _run(moment: Moment, state: State, hooks: Iterable[Hook]) -> tuple[Expectati
     return Expectation(result, error, bench.state()), store.missed()
 
 
+def _raised(outcome: Expectation) -> IPAMError | None:
+    assert not isinstance(outcome.error, Mapping), "a run of ours raises errors of ours"
+    return outcome.error
+
+
 def take(expected: Expectation, other: Expectation, moment: Moment) -> None:
     expected.result, expected.error, expected.after = other.result, other.error, other.after
     expected.hooks_that_may_miss = set(range(len(moment.step.hooks)))
@@ -71,7 +81,7 @@ def as_if_undisturbed(moment: Moment, expected: Expectation, ours: State) -> Non
 
 def cap_reached_by_counts(moment: Moment, ours: State) -> bool:
     """Upstream's handle counts addresses that it does not hold (L1, L2), and reaches its cap only by them."""
-    args, key = moment.step.args, patch.HANDLES + (moment.step.args.get("handle") or "")
+    args, key = moment.step.args, HANDLES + (moment.step.args.get("handle") or "")
     cap, one = args.get("max_alloc_per_handle", 0), moment.step.op == "assign_ip"
     if not (one or moment.step.op == "auto_assign") or cap <= 0:
         return False
@@ -98,11 +108,11 @@ def corrects_handle(moment: Moment, ours: State) -> bool:
     if moment.step.op not in ("auto_assign", "assign_ip") or cap <= 0 or moment.step.hooks:
         return False
     handle = args.get("handle") or ""
-    counts = (ours.get(patch.HANDLES + handle) or {}).get("block") or {}
+    counts = (ours.get(HANDLES + handle) or {}).get("block") or {}
     for version in (4, 6):
         wanted = args.get(f"num{version}", 0) if moment.step.op == "auto_assign" else 1
         counted = sum(n for cidr, n in counts.items() if (":" in cidr) == (version == 6))
-        if wanted > 0 and counted + wanted > cap and len(patch.held_by(ours, handle, version)) < min(counted, wanted):
+        if wanted > 0 and counted + wanted > cap and len(held_by(ours, handle, version)) < min(counted, wanted):
             outcome = rerun(moment, ours, ())
             return outcome.result != moment.step.result or outcome.after != moment.after
     return False
@@ -132,9 +142,9 @@ def _told_of_another(moment: Moment, ours: State) -> Expectation | None:
     if outcome.error is None or outcome.error.subject == told:
         return None
     block = next((parse_network(b["cidr"]) for _, b in blocks(ours) if _holds(b, told)), None)
-    same_block = [o for o in options if block is not None and patch.canonical(o["address"]) in _texts(block)]
+    same_block = [o for o in options if block is not None and canonical(o["address"]) in _texts(block)]
     alone = rerun(replace(moment, step=replace(moment.step, args={"options": same_block})), ours, ())
-    return outcome if same_block and not error_differences(moment.step.error, alone.error) else None
+    return outcome if same_block and not error_differences(moment.step.error, _raised(alone)) else None
 
 
 def _holds(block: dict[str, Any], address: str) -> bool:
@@ -173,7 +183,7 @@ def _hidden_block(moment: Moment, ours: State) -> tuple[str, int] | None:
     if moment.step.op not in LOOKS or not any(words in text for words in lost):
         return None
     for _, block in blocks(ours):
-        if _holds(block, patch.canonical(moment.step.args["ip"])):
+        if _holds(block, canonical(moment.step.args["ip"])):
             cidr = parse_network(block["cidr"])
             ordinal = int(parse_network(moment.step.args["ip"]).network_address) - int(cidr.network_address)
             now = matured(block, (ours.get(CONFIG) or {}).get("ipCooldownSeconds", 0), moment.step.now)
@@ -189,9 +199,9 @@ def as_if_pooled(moment: Moment, expected: Expectation, ours: State) -> None:
     """As if the block were one of an enabled pool of its own, and no other pool were there."""
     found = _hidden_block(moment, ours)
     assert found is not None
-    pools = {key: ours[key] for key in ours if key.startswith(patch.RESOURCES + "ippools/")}
+    pools = {key: ours[key] for key in ours if key.startswith(RESOURCES + "ippools/")}
     own = {"kind": "IPPool", "metadata": {"name": "own"}, "spec": {"cidr": found[0], "blockSize": found[1]}}
-    key = patch.RESOURCES + "ippools/own"
+    key = RESOURCES + "ippools/own"
     take(expected, rerun(moment, {k: v for k, v in ours.items() if k not in pools} | {key: own}, ()), moment)
     expected.after = {k: v for k, v in expected.after.items() if k != key} | pools
 
@@ -286,7 +296,7 @@ def counts_stale_rows(moment: Moment, ours: State) -> bool:
     otherwise = patch.at_cap(moment, ours) or patch.late_refusal(moment, ours)
     if not limited or moment.step.hooks or otherwise or not _stale_rows(moment, ours):
         return False
-    return rerun(moment, ours, ()).result != moment.step.result
+    return bool(rerun(moment, ours, ()).result != moment.step.result)
 
 
 def without_stale_rows(moment: Moment, expected: Expectation, ours: State) -> None:

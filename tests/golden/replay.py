@@ -28,8 +28,10 @@ from tests.golden.library_scenario import Expectation, Moment, Scenario, State, 
 class Bench(Outside, Protocol):
     """A store with nothing in it, and a way round the library to what it holds."""
 
-    store: Datastore
     name: str
+
+    @property
+    def store(self) -> Datastore: ...
 
     def texts(self) -> dict[str, str]:
         """Return the exact text of everything stored (etcd form)."""
@@ -216,7 +218,7 @@ class _Run:
         if step.panic is not None:
             # Upstream crashed. Ours did not, and nothing else is known about this step.
             return [], self.diverged | set(state_differences(moment.after, ours))
-        found = []
+        found: list[str] = []
         if not self.scenario.is_volatile("steps", moment.index, "result"):
             found += differences(_settled(step.op, expected.result), result, "result")
         if not self.scenario.is_volatile("steps", moment.index, "error"):

@@ -52,7 +52,7 @@ def cases() -> Iterator[object]:
 
 @pytest.mark.parametrize(("bench_name", "path"), list(cases()))
 def test_replay(
-    bench_name: str, path: Path, request: pytest.FixtureRequest, record_property: pytest.RecordProperty
+    bench_name: str, path: Path, request: pytest.FixtureRequest, record_property: Callable[[str, object], None]
 ) -> None:
     scenario = load_scenario(path, name_of(path))
     with open_bench(bench_name, request.getfixturevalue) as bench:
@@ -66,7 +66,7 @@ def test_replay(
     assert not report.problems, "\n".join(report.problems)
 
 
-def test_recordings_without_a_bench_are_named(record_property: pytest.RecordProperty) -> None:
+def test_recordings_without_a_bench_are_named(record_property: Callable[[str, object], None]) -> None:
     """Recordings of a datastore that has no bench yet are counted in the summary, and read all the same."""
     if not LIBRARY.is_dir():
         pytest.skip(f"{LIBRARY} is absent")
@@ -160,7 +160,7 @@ BLOCK = "/calico/ipam/v2/assignment/ipv4/block/10.0.0.128-26"
         (lambda d: d["raw"].update({BLOCK: d["raw"][BLOCK].replace('"deleted"', ' "deleted"')}), "raw"),
     ],
 )
-def test_a_difference_fails(first_address: Path, change: object, complaint: str) -> None:
+def test_a_difference_fails(first_address: Path, change: Callable[[dict[str, Any]], object], complaint: str) -> None:
     with open_bench("sqlite") as bench:
         report = replay(spoiled(first_address, change), bench, ())
     assert any(complaint in line for line in report.differences), report.differences
