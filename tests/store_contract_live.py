@@ -8,14 +8,14 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any, cast
 
 import pytest
 
-from calico_ipam.datastore.api import Create, Datastore, Deadline, Delete, Event, Update
+from calico_ipam.datastore.api import Create, Datastore, Deadline, Delete, Entry, Event, Update
 from calico_ipam.errors import Conflict, DeadlineExceeded, TransientError
 from calico_ipam.model.affinity import VIRTUAL
 from calico_ipam.model.keys import Affinities, Blocks, ConfigKey, HandleKey, Handles
@@ -203,7 +203,7 @@ def add_elsewhere(opener: Callable[[], Datastore], times: int) -> None:
 def write_for_ever(opener: Callable[[], Datastore]) -> None:
     """Raise two counters together until somebody kills us."""
     store = opener()
-    pair = [store.get(HandleKey(name)) for name in "ab"]
+    pair: Sequence[Entry] = [store.get(HandleKey(name)) for name in "ab"]
     number = count(pair[0])
     while True:
         number += 1

@@ -82,8 +82,9 @@ def kubeconfig(folder: Path, server: str, user: Mapping[str, Any] | None = None)
 def call(bench: CNIBench, verb: str, path: str, program: str = CALICO) -> tuple[dict[str, Any], float]:
     """Return the error object of a call and the seconds it took."""
     stop = Stop()
-    openers = {"open_store": partial(open_store, stop), "open_cluster": partial(open_cluster, stop)}
-    context: Context = replace(bench.context(), **openers)
+    context: Context = replace(
+        bench.context(), open_store=partial(open_store, stop), open_cluster=partial(open_cluster, stop)
+    )
     netconf = bench.netconf(
         name=NETWORK,
         datastore_type="kubernetes",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -83,8 +83,11 @@ def replay(kube: KubeServer, store: Datastore, name: str) -> None:
                         expected = exception.expect(moment)
                 return differences(expected, ours)
 
+            def nothing_left(left: Callable[[], list[str]] = left) -> bool:
+                return not left()
+
             try:
-                wait_until(lambda left=left: not left(), SECONDS, f"phase {number}")
+                wait_until(nothing_left, SECONDS, f"phase {number}")
             except AssertionError:
                 raise AssertionError("\n".join(left())) from None
             before = comparable(stored(store))

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from calico_ipam.datastore.api import Create, Entry
+from calico_ipam.datastore.api import Create, Entry, Listing
 from calico_ipam.datastore.kube.store import KubernetesStore
 from calico_ipam.engine.client import IPAM
 from calico_ipam.engine.search import NEAREST
-from calico_ipam.model.addresses import parse_address, parse_network
+from calico_ipam.model.addresses import Network, blocks_in, parse_address, parse_network
 from calico_ipam.model.affinity import HOST, Affinity, BlockOwner
 from calico_ipam.model.block import Block, ReleaseOption
 from calico_ipam.model.keys import Affinities, AffinityKey, BlockKey, Blocks, Key, Scope
@@ -36,7 +36,7 @@ def cluster(request: pytest.FixtureRequest, kube: KubeServer) -> KubeServer:
     kube.node("node-2")
     pool(kube, "pool-1", "10.0.0.0/16")
     with KubernetesStore(kube.settings()) as store:
-        networks = parse_network("10.0.0.0/16").subnets(new_prefix=26)
+        networks = blocks_in(parse_network("10.0.0.0/16"), 26)
         for number, cidr in zip(range(request.param), networks, strict=False):
             owner = BlockOwner(HOST, f"other-{number}")
             block, _ = Block.new(cidr, now=1, owner=owner).assign(1, handle=None, attrs={"pod": "x"})
@@ -158,9 +158,9 @@ def test_a_selector_brings_the_node_back(cluster: KubeServer, store: KubernetesS
 class Stale(KubernetesStore):
     """A server whose cache stands still at a moment: lists that may be recent show what was there then."""
 
-    then: dict[object, object] | None = None
+    then: dict[type[Scope], Listing] | None = None
 
-    def list(self, scope):  # type: ignore[no-untyped-def]  # the contract's own signature
+    def list(self, scope: Scope) -> Listing:
         if getattr(scope, "recent", False) and self.then is not None:
             return self.then[type(scope)]
         return super().list(scope)
@@ -208,9 +208,9 @@ def test_a_row_that_is_gone_does_no_harm(cluster: KubeServer) -> None:
         assert assigned.addresses[0].block != entries_of_frozen(store)
 
 
-def entries_of_frozen(store: Stale):  # type: ignore[no-untyped-def]  # a network
+def entries_of_frozen(store: Stale) -> Network:
     assert store.then is not None
-    (row,) = store.then[Affinities]  # type: ignore[misc]  # a listing
+    (row,) = store.then[Affinities]
     return row.cidr
 
 

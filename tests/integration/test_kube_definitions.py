@@ -65,7 +65,7 @@ def test_every_definition_says_what_it_is_for() -> None:
 POOL = {"cidr": "10.0.0.0/16", "ipipMode": "Never", "vxlanMode": "Never"}
 BALANCER = {**POOL, "allowedUses": ["LoadBalancer"]}
 #: spec of a pool, and whether it is accepted
-POOLS = (
+POOLS: tuple[tuple[dict[str, Any], bool], ...] = (
     ({}, False),
     (POOL, True),
     ({"cidr": "10.0.0.0/16"}, True),

@@ -171,7 +171,7 @@ def test_4_one_bad_object_does_not_spoil_a_list(
         listing = store.list(Affinities())
     assert [entry.key for entry in listing] == [ROW]
     assert [d.path for d in listing.damaged] == ["BlockAffinity/bad-cidr", "BlockAffinity/bad-flag"]
-    assert [d.key and str(d.key.cidr) for d in listing.damaged] == [None, "10.0.0.8/29"]  # type: ignore[union-attr]  # rows have one
+    assert [d.key and str(d.key.cidr) for d in listing.damaged] == [None, "10.0.0.8/29"]
     assert "bad-flag cannot be understood" in caplog.text
 
 

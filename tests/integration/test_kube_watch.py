@@ -49,7 +49,9 @@ def told(watch: Iterator[Event], number: int) -> list[tuple[str, str]]:
 
 
 def soon(store: KubernetesStore, since: str) -> watching.Watch:
-    return store.within(Deadline.after(40)).watch(Handles(), since)
+    watch = store.within(Deadline.after(40)).watch(Handles(), since)
+    assert isinstance(watch, watching.Watch)
+    return watch
 
 
 def test_without_a_revision_it_begins_with_what_is_there(store: KubernetesStore) -> None:
