@@ -104,6 +104,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
 
     before = signal.signal(signal.SIGALRM, expire)
     signal.setitimer(signal.ITIMER_REAL, seconds)
+    assert sys.__stderr__ is not None, "a trace needs a standard error"
     faulthandler.dump_traceback_later(seconds + 30, exit=True, file=sys.__stderr__)
     try:
         return (yield)

@@ -17,6 +17,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from calico_ipam.datastore.config import open_datastore
 from calico_ipam.engine.client import IPAM
@@ -141,7 +142,7 @@ def record(url: str, hosts: int, seconds: float) -> History:
         )
         for n in range(hosts)
     ]
-    facts = []
+    facts: list[dict[str, Any]] = []
     for worker in workers:
         out, _ = worker.communicate()
         if worker.returncode:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,9 +63,11 @@ def install_kubevirt(kube: KubeServer) -> None:
     for kind, plural in KUBEVIRT.items():
         if kube.ask("GET", f"{definitions}/{plural}.kubevirt.io")[0] == 404:
             kube.create(definitions, _definition(kind, plural))
-        wait_until(
-            lambda plural=plural: kube.ask("GET", f"/apis/kubevirt.io/v1/{plural}")[0] == 200, what=f"{plural} served"
-        )
+        wait_until(partial(_served, kube, plural), what=f"{plural} served")
+
+
+def _served(kube: KubeServer, plural: str) -> bool:
+    return kube.ask("GET", f"/apis/kubevirt.io/v1/{plural}")[0] == 200
 
 
 def _definition(kind: str, plural: str) -> dict[str, Any]:

@@ -152,7 +152,9 @@ class Prometheus:
 
     def query(self, expression: str) -> list[dict[str, Any]]:
         answer = self._http.request("GET", f"{self._url}/api/v1/query?{urlencode({'query': expression})}")
-        document = json.loads(answer.data) if answer.status != 503 else {"status": "starting", "data": {"result": []}}
+        document: dict[str, Any] = {"status": "starting", "data": {"result": []}}
+        if answer.status != 503:
+            document = json.loads(answer.data)
         assert document["status"] in ("success", "starting"), f"{expression}: {document.get('error')}"
         found: list[dict[str, Any]] = document["data"]["result"]
         return found
