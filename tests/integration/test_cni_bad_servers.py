@@ -6,7 +6,6 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +82,9 @@ def call(bench: CNIBench, verb: str, path: str, program: str = CALICO) -> tuple[
     """Return the error object of a call and the seconds it took."""
     stop = Stop()
     context: Context = replace(
-        bench.context(), open_store=partial(open_store, stop), open_cluster=partial(open_cluster, stop)
+        bench.context(),
+        open_store=lambda settings, environ: open_store(stop, settings, environ),  # a partial() would hide arguments
+        open_cluster=lambda settings, environ, store: open_cluster(stop, settings, environ, store),
     )
     netconf = bench.netconf(
         name=NETWORK,
