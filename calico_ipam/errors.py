@@ -242,12 +242,13 @@ class NoFreeBlocks(RefusedError):
 
 
 class BlockClaimConflict(RefusedError):
-    """Internal steering: somebody else owns the block."""
+    """Internal steering: somebody else owns the block. ``block``: its entry in the store, where it was read."""
 
-    def __init__(self, cidr: str, affinity: str | None) -> None:
+    def __init__(self, cidr: str, affinity: str | None, block: Any = None) -> None:
         tail = f" by {affinity}" if affinity else ""
         super().__init__(f"{cidr} already claimed{tail}", subject=cidr)
         self.affinity = affinity
+        self.block = block
 
 
 class StaleAffinity(RefusedError):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 
-from calico_ipam.datastore.api import Create, Delete, Entry, Snapshot, Update, Write
+from calico_ipam.datastore.api import Create, Delete, Entry, Loss, Snapshot, Update, Write, losing, lost
 from calico_ipam.engine.world import Engine
 from calico_ipam.errors import (
     AlreadyExists,
@@ -55,13 +55,14 @@ def claim_block(
                 return _create(engine, owner, cidr, row, reserved)
             if not block.value.owned_by(owner):
                 drop_row(engine, row)
-                raise BlockClaimConflict(str(cidr), block.value.affinity)
+                raise BlockClaimConflict(str(cidr), block.value.affinity, block)
             return confirm(engine, owner, row, block)
         except NameTaken as error:
             # A host and a virtual owner of one name share the name of their rows on Kubernetes (limit L25).
             raise BlockClaimConflict(str(cidr), error.holder) from error
         except (*LOST, OutcomeUnknown) as error:
             log.debug("claim of %s: %s; looking again", cidr, error)
+            known = _somebody_elses(engine, owner, row, error)
     raise AssertionError("tries() never ends quietly")
 
 
@@ -96,9 +97,31 @@ def _create(
     # The pending row comes first: a crash after it leaves a row that this host's next call completes, and it takes
     # away the revision that somebody releasing the same block would need.
     pending = engine.store.commit(_row_write(owner, cidr, row, PENDING))[0]
-    created = engine.store.commit(block)[0]
+    try:
+        created = engine.store.commit(block)[0]
+    except AlreadyExists as error:
+        loss = lost(error)
+        losing(error, Loss(block, (pending,), loss.existing if loss is not None else None))
+        raise
     engine.store.commit(Update(pending, pending.value.with_state(CONFIRMED)))
     return created
+
+
+def _somebody_elses(
+    engine: Engine, owner: BlockOwner, row: Entry | None, error: IPAMError
+) -> tuple[Entry | None, Entry] | None:
+    """Return row and block when the error of a claim shows that somebody else was quicker; None: look at both again.
+
+    Of hosts that claim the same free places at once most lose, some of them several times, and each look is a request.
+    ``row`` is what the claim knew; it wrote its own since then where the store takes one write at a time.
+    """
+    loss = lost(error)
+    if loss is None or not isinstance(loss.write, Create) or not isinstance(loss.write.key, BlockKey):
+        return None
+    block = loss.existing or engine.store.read(loss.write.key).entry(loss.write.key)
+    if block is None or block.value.owned_by(owner):
+        return None
+    return (loss.applied[0] if loss.applied else row), block
 
 
 def _row_write(owner: BlockOwner, cidr: Network, row: Entry | None, state: str) -> Write:

@@ -259,7 +259,8 @@ class BlockSource:
             block = claim_block(engine, self._request.owner, cidr, reserved=reserved, known=known)
         except (BlockClaimConflict, StoreDamaged) as error:
             log.info("%s; trying another block", error)
-            self._learn(cidr)
+            found = error.block if isinstance(error, BlockClaimConflict) else None
+            self._learn(cidr, found)
             return None
         blocks.learn(block)
         room = self._room(block.value)
@@ -271,9 +272,9 @@ class BlockSource:
             )
         return None
 
-    def _learn(self, cidr: Network) -> None:
+    def _learn(self, cidr: Network, entry: Entry | None) -> None:
         try:
-            entry = self._engine.store.read(BlockKey(cidr)).entry(BlockKey(cidr))
+            entry = entry or self._engine.store.read(BlockKey(cidr)).entry(BlockKey(cidr))
         except StoreDamaged:
             return
         if entry is not None:

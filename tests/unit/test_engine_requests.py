@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
-from calico_ipam.datastore.api import Create
+from calico_ipam.datastore.api import Create, Datastore, Deadline, Entry, Loss, Write, losing, lost
+from calico_ipam.datastore.passing import PassingStore
 from calico_ipam.engine.client import IPAM
+from calico_ipam.errors import AlreadyExists
 from calico_ipam.model.addresses import blocks_in, parse_address, parse_network
 from calico_ipam.model.affinity import HOST, Affinity, BlockOwner
 from calico_ipam.model.block import Block, ReleaseOption
-from calico_ipam.model.keys import AffinityKey, BlockKey
-from tests.cluster import Cluster, cluster
+from calico_ipam.model.keys import AffinityKey, BlockKey, Blocks
+from tests.cluster import Cluster, CountingStore, cluster
+from tests.invariants import violations
+from tests.sequential import SequentialStore
 
 SIZES = [16, 1024]
 
@@ -114,3 +118,63 @@ def test_many_addresses_in_one_call_list_the_blocks_once(busy: Cluster) -> None:
     counts = Counter(asked(busy))
     assert counts["list"] == 1
     assert counts["commit"] <= 2 * 200
+
+
+class QuickerStore(PassingStore):
+    """A store in which somebody else claims each of the first places that are claimed, a moment before."""
+
+    def __init__(self, inner: Datastore, left: int, world: Cluster) -> None:
+        super().__init__(inner)
+        self._left = left
+        self._world = world
+
+    def commit(self, *writes: Write) -> Sequence[Entry]:
+        for write in writes:
+            if self._left and isinstance(write, Create) and isinstance(write.key, BlockKey):
+                self._left -= 1
+                owner = BlockOwner(HOST, "quicker")
+                block = Block.new(write.key.cidr, now=self._world.clock.now(), owner=owner)
+                base = self._world.store.inner
+                base.commit(Create(write.key, block), Create(AffinityKey(owner, write.key.cidr), Affinity()))
+        return self.inner.commit(*writes)
+
+    def within(self, deadline: Deadline | None) -> Datastore:
+        return self
+
+
+class AsKubernetes(SequentialStore):
+    """Says of an object that exists no more than that."""
+
+    def commit(self, *writes: Write) -> Sequence[Entry]:
+        try:
+            return super().commit(*writes)
+        except AlreadyExists as error:
+            loss = lost(error)
+            assert loss is not None
+            raise losing(error, Loss(loss.write, loss.applied)) from None
+
+
+LOST = 3
+
+
+@pytest.mark.parametrize(
+    ("kind", "once", "each"),
+    [
+        # The answer to the lost commit shows whose block it is.
+        (PassingStore, {"read": 1, "list": 1, "commit": 2}, {"commit": 1}),
+        # Row and block are written one by one; the block is read, and the row goes again.
+        (AsKubernetes, {"read": 1, "list": 1, "commit": 4}, {"commit": 3, "read": 1}),
+    ],
+)
+def test_a_claim_that_is_lost(
+    kind: Callable[[Datastore], Datastore], once: dict[str, int], each: dict[str, int]
+) -> None:
+    """Of hosts that look for a block at once most lose, some several times (limit L7)."""
+    with cluster() as world:
+        world.nodes("node-1", "quicker")
+        world.pool("pool-1", "10.0.0.0/16", 26)
+        store = CountingStore(QuickerStore(kind(world.store.inner), LOST, world))
+        IPAM(store, clock=world.clock).auto_assign(use="Workload", num4=1, handle="h", hostname="node-1")
+        assert store.asked == {name: once[name] + LOST * each.get(name, 0) for name in once}
+        assert len(world.store.inner.list(Blocks())) == LOST + 1
+        assert violations(world.store.inner) == []
