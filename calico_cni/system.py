@@ -7,7 +7,6 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -49,19 +48,20 @@ class PlainClock:
 
 def system_context(stderr: TextIO, stop: Stop) -> Context:
     """Return the context of a call in this process; log lines and other programs' stderr go to ``stderr``."""
+    # No partial(): the type checker does not look at what is left of its arguments.
     return Context(
-        open_store=partial(open_store, stop),
+        open_store=lambda settings, environ: open_store(stop, settings, environ),
         dataplane=linux_dataplane,
         clock=PlainClock(stop),
         hostname=hostname,
         same_namespace=same_namespace,
         logging=_logging(stderr),
-        run_program=partial(run_program, stop),
+        run_program=lambda path, environ, stdin, timeout: run_program(stop, path, environ, stdin, timeout),
         fetch=lambda url, timeout: stop.waited(lambda: fetch(url, timeout)),
         note=_note(stderr),
-        open_cluster=partial(open_cluster, stop),
+        open_cluster=lambda settings, environ, store: open_cluster(stop, settings, environ, store),
         turn=own_turn,
-        link_turn=partial(link_turn, Paths().turns),
+        link_turn=lambda name, log, heed: link_turn(Paths().turns, name, log, heed),
         stop=stop,
     )
 
