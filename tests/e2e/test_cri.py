@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address, ip_network
@@ -28,7 +28,7 @@ from calico_ipam.model.addresses import address_at
 from calico_ipam.model.endpoint_names import veth_name_for_workload
 from calico_ipam.model.keys import Blocks, Handles
 from tests.clock import LONG, seconds_since
-from tests.containerd import SOCKET
+from tests.containerd import SOCKET, wait_until
 from tests.cri import CRIError, CRINode, Sandbox, cri_node
 from tests.installed import EXAMPLES, PROGRAMS, plugin_folder, run
 from tests.kube_tools import KubeServer
@@ -338,10 +338,14 @@ def _sweep(cluster: Cluster, node: CRINode, folder: Path) -> Sweep:
 def _forgotten(sandbox: Sandbox) -> None:
     """Take a sandbox from the runtime as a lost disk does: no CNI DEL, and nothing knows of it any more."""
     ctr = ("ctr", f"--address={SOCKET}", "--namespace=k8s.io")
-    try:
-        sandbox.node.run(*ctr, "tasks", "delete", "--force", sandbox.id)
-    except AssertionError as error:
-        assert "not found" in str(error)  # the task, killed by it, was gone before it was deleted
+
+    def killed() -> bool:
+        # The task dies of it, and may be gone, or its shim be leaving, before it is deleted: then that is refused.
+        with suppress(AssertionError):
+            sandbox.node.run(*ctr, "tasks", "delete", "--force", sandbox.id)
+        return sandbox.id not in sandbox.node.run(*ctr, "tasks", "list", "--quiet").split()
+
+    wait_until("the task is gone", killed)
     sandbox.node.run(*ctr, "containers", "delete", sandbox.id)
     sandbox.node.kill_containerd()
     sandbox.node.start()
