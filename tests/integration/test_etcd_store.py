@@ -21,7 +21,7 @@ from calico_ipam.datastore.api import Create, Delete, Update, Write, lost
 from calico_ipam.datastore.documents import RawWrite
 from calico_ipam.datastore.etcd import EtcdStore
 from calico_ipam.datastore.etcd.failures import StoreFull
-from calico_ipam.datastore.etcd.library import load
+from calico_ipam.datastore.etcd.library import Library, load
 from calico_ipam.datastore.etcd.links import Links
 from calico_ipam.datastore.paths import PathRange
 from calico_ipam.datastore.settings import ETCD, Settings
@@ -504,6 +504,39 @@ def test_children_of_a_fork_connect_anew(case: str, etcd: Etcd) -> None:
     # Python itself cannot be forked while a thread imports: what is used is imported before.
     done = forking("put('parent'); names()\n" + FORKS[case] + FORK, etcd)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
+
+
+def test_a_fork_waits_until_grpc_is_done_with_a_watch_that_it_interrupts(
+    etcd: Etcd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not only until it is cancelled: the thread that works on it may be inside of gRPC for some time longer."""
+    happened: list[str] = []
+    forked = threading.Event()
+
+    def slowly(_call: Any) -> None:
+        forked.wait(0.5)  # room for a fork that does not wait
+        happened.append("gRPC is done")
+
+    def watch(library: Library, channel: Any) -> Any:
+        def start(*arguments: Any, **more: Any) -> Any:
+            call = begin(library, channel)(*arguments, **more)
+            call.add_done_callback(slowly)
+            return call
+
+        return start
+
+    begin = Library.watch
+    monkeypatch.setattr(Library, "watch", watch)
+    etcd.clear()
+    with closing(EtcdStore(etcd.settings())) as store:
+        store.commit(handle("seen"))
+        changes = store.watch(Handles(), "0")
+        next(changes)
+        store._links._before_fork()
+        happened.append("forked")
+        forked.set()
+        store._links._after_fork()
+    assert happened == ["gRPC is done", "forked"]
 
 
 def test_a_child_of_a_fork_exits_like_any_process(etcd: Etcd) -> None:

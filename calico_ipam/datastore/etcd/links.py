@@ -66,7 +66,7 @@ class _State:
     lock: Any = field(default_factory=threading.RLock)
     calm: Any = None  #: condition of that lock: told when nobody uses a connection, and when a fork is over
     forking: bool = False
-    users: int = 0  #: of all its connections
+    users: int = 0  #: of all its connections, those who close one included
     links: dict[Endpoint, Link] = field(default_factory=dict)
     retired: set[Link] = field(default_factory=set)  #: given up, and still in use
     preferred: int = 0
@@ -74,6 +74,13 @@ class _State:
 
     def __post_init__(self) -> None:
         self.calm = threading.Condition(self.lock)
+
+    def used(self) -> None:
+        """Tell that one user fewer is inside of gRPC."""
+        with self.lock:
+            self.users -= 1
+            if not self.users:
+                self.calm.notify_all()
 
 
 class Links:
@@ -88,13 +95,7 @@ class Links:
         self._state = _State(os.getpid())
         self._streams: weakref.WeakSet[Stream] = weakref.WeakSet()
         self._longest = patience.request
-        # gRPC prepares for a fork only if no thread is inside of it; otherwise the child may hang or crash at its next
-        # call. So a fork waits for the requests under way, and streams end and begin anew.
-        this = weakref.ref(self)
-        os.register_at_fork(
-            before=lambda: _call(this, Links._before_fork),
-            after_in_parent=lambda: _call(this, Links._after_fork),
-        )
+        self._ready_for_forks = False
 
     @contextmanager
     def link(self) -> Iterator[Link]:
@@ -107,6 +108,7 @@ class Links:
             endpoint = self.cluster.endpoints[state.preferred]
             link = state.links.get(endpoint)
             if link is None:
+                self._prepare_for_forks()
                 link = state.links[endpoint] = Link(endpoint, self._channel(endpoint), self._library)
             link.users += 1
             state.users += 1
@@ -115,14 +117,12 @@ class Links:
         finally:
             with state.lock:
                 link.users -= 1
-                state.users -= 1
-                if not state.users:
-                    state.calm.notify_all()
                 unused = link in state.retired and link.users == 0
                 if unused:
                     state.retired.remove(link)
             if unused:
                 link.channel.close()
+            state.used()
 
     def follow(self, stream: Stream) -> None:
         """Have a stream interrupted when the process forks."""
@@ -149,8 +149,10 @@ class Links:
                 state.retired.add(link)
             if self.cluster.endpoints[state.preferred] == link.endpoint:
                 state.preferred = (state.preferred + 1) % len(self.cluster.endpoints)
+            state.users += 1
         if unused:
             link.channel.close()
+        state.used()
 
     def close(self) -> None:
         """Close all connections; what runs on them is cancelled."""
@@ -159,8 +161,26 @@ class Links:
         with state.lock:
             links, state.links = state.links, {}
             retired, state.retired = state.retired, set()  # exchanged, since a forgotten watch may end meanwhile
+            state.users += 1
         for link in (*links.values(), *retired):
             link.channel.close()
+        state.used()
+
+    def _prepare_for_forks(self) -> None:
+        """Have forks of this process wait for us, before the first connection.
+
+        gRPC prepares for a fork only if no thread is inside of it; otherwise the child may hang or crash at its next
+        call. So a fork waits for the requests under way, and streams end and begin anew. When the last channel goes,
+        gRPC shuts itself down in a thread, for which a child would wait for ever: one channel, which never connects,
+        stays with the hooks for the life of the process.
+        """
+        if self._ready_for_forks:
+            return
+        self._ready_for_forks = True
+        this, kept = weakref.ref(self), self._library.grpc.insecure_channel("unix:/")
+        os.register_at_fork(
+            before=_AtFork(this, Links._before_fork, kept), after_in_parent=_AtFork(this, Links._after_fork, kept)
+        )
 
     def _before_fork(self) -> None:
         state = self._here()
@@ -196,10 +216,18 @@ class Links:
         return grpc.secure_channel(str(endpoint), credentials, options=self._options)
 
 
-def _call(reference: weakref.ref[Links], action: Callable[[Links], None]) -> None:
-    links = reference()
-    if links is not None:
-        action(links)
+@dataclass(frozen=True, slots=True)
+class _AtFork:
+    """A hook, which Python keeps for ever, of links that may go. ``kept`` lives as long as the hook."""
+
+    links: weakref.ref[Links]
+    action: Callable[[Links], None]
+    kept: Any
+
+    def __call__(self) -> None:
+        links = self.links()
+        if links is not None:
+            self.action(links)
 
 
 def _options(patience: Patience) -> list[tuple[str, Any]]:

@@ -11,6 +11,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from calico_ipam.datastore.api import Revision
@@ -18,6 +19,7 @@ from calico_ipam.datastore.documents import RawChange, Row
 from calico_ipam.datastore.etcd.calls import Calls, Gone
 from calico_ipam.datastore.etcd.failures import COMPACTED, Failure, Meaning, failure_of
 from calico_ipam.datastore.etcd.library import PROGRESS, Library
+from calico_ipam.datastore.etcd.links import Link
 from calico_ipam.datastore.paths import PathRange
 from calico_ipam.errors import DeadlineExceeded, IPAMError, StoreUnavailable, TransientError
 
@@ -272,8 +274,8 @@ class Stream:
         self._answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._room: queue.SimpleQueue[None] = queue.SimpleQueue()  # one for each answer that was taken
         self._pid = os.getpid()
-        self._lease = calls.links.link()
-        self.link = self._lease.__enter__()
+        lease = calls.links.link()
+        self.link = lease.__enter__()
         self.member = str(self.link.endpoint)
         self.asked = False
         self.interrupted = False  #: ended because the process forks, and nobody's fault
@@ -284,11 +286,13 @@ class Stream:
         try:
             self._call = start(iter(self._requests.get, None), metadata=self.link.metadata())
         except ValueError:
-            self._lease.__exit__(None, None, None)
+            lease.__exit__(None, None, None)
             calls.links.check_open()  # gRPC's word for a channel that was closed in this moment
             raise
-        self._end = weakref.finalize(self, _end, self._call, self._requests, self._room, self._lease, self._pid)
-        arguments = self._call, self._answers, self._room, library
+        over = threading.Event()
+        self._call.add_done_callback(lambda _call: over.set())
+        self._end = weakref.finalize(self, _end, self._call, self._requests, self._room, self._pid)
+        arguments = self._call, self._answers, self._room, library, lease, over
         threading.Thread(target=_collect, args=arguments, name="etcd-watch", daemon=True).start()
         calls.links.follow(self)
 
@@ -324,8 +328,19 @@ class Stream:
         self._end()
 
 
-def _collect(call: Any, answers: queue.SimpleQueue[Any], room: queue.SimpleQueue[None], library: Library) -> None:
-    """Take answers as long as there is room for them. The queues are such that a finalizer may use at any moment."""
+def _collect(
+    call: Any,
+    answers: queue.SimpleQueue[Any],
+    room: queue.SimpleQueue[None],
+    library: Library,
+    lease: AbstractContextManager[Link],
+    over: threading.Event,
+) -> None:
+    """Take answers as long as there is room for them. The queues are such that a finalizer may use at any moment.
+
+    The connection is given back when gRPC is done with the stream, which is later than its cancellation: until then a
+    thread of gRPC's works on it, and a fork must not find it there.
+    """
     try:
         for number, answer in enumerate(call):
             if number >= ROOM:
@@ -334,14 +349,14 @@ def _collect(call: Any, answers: queue.SimpleQueue[Any], room: queue.SimpleQueue
         answers.put(Failure(Meaning.UNSURE, "", "ended the stream of events"))
     except library.grpc.RpcError as error:
         answers.put(failure_of(error))
+    finally:
+        over.wait()
+        lease.__exit__(None, None, None)
 
 
-def _end(
-    call: Any, requests: queue.SimpleQueue[bytes | None], room: queue.SimpleQueue[None], lease: Any, pid: int
-) -> None:
+def _end(call: Any, requests: queue.SimpleQueue[bytes | None], room: queue.SimpleQueue[None], pid: int) -> None:
     if pid != os.getpid():
         return  # the parent's: its threads are not here
     call.cancel()
     requests.put(None)
     room.put(None)
-    lease.__exit__(None, None, None)
