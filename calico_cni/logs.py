@@ -123,10 +123,10 @@ class SharedFileHandler(logging.Handler):
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 return
-            if self._path.stat().st_size <= self._conf.max_size * self._unit:
-                return
-            self._path.rename(self._free_name())
-            self._prune()
+            with contextlib.suppress(FileNotFoundError):  # somebody else moved it, and nobody has written since
+                if self._path.stat().st_size > self._conf.max_size * self._unit:
+                    self._path.rename(self._free_name())
+                    self._prune()
 
     def _free_name(self) -> Path:
         """Return a name that nothing has yet: two files may fill up within a millisecond, and rename overwrites."""

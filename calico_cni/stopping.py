@@ -109,8 +109,8 @@ class Stop:
         heard = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
 
         def note(number: int, _frame: FrameType | None) -> None:
-            for other in heard:
-                signal.signal(other, signal.SIG_IGN)
+            if self._name:
+                return  # not ignored from the first on: Python complains when another one waits for its turn already
             self._name = signal.Signals(number).name
             signal.signal(signal.SIGALRM, self._lose_patience)
             signal.setitimer(signal.ITIMER_REAL, HEED_SECONDS, _AGAIN)

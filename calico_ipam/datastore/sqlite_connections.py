@@ -24,7 +24,8 @@ class Session:
     def connection(self, missing: Missing) -> sqlite3.Connection:
         """Return the connection; opens it, and opens it anew when another file has taken the place of ours."""
         if self._connection is not None:
-            if _identity_of(self._path) == self._identity:
+            self.abandon()  # again: an exception that a signal raises may have cut the first time short
+            if self._connection is not None and _identity_of(self._path) == self._identity:
                 return self._connection
             # SQLite itself would go on writing to a file that has no name any more.
             self.disconnect()

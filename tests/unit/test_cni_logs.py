@@ -151,6 +151,22 @@ def test_only_one_process_rotates_at_a_time_and_nobody_waits_for_it(tmp_path: Pa
     assert rotated.read_text() == "x" * 3000 + "y\nz\n"
 
 
+def test_a_file_that_another_process_has_just_moved_is_no_failure(tmp_path: Path) -> None:
+    """The line was written, to what is now the other one's rotated file."""
+    path, complaints = tmp_path / "cni.log", io.StringIO()
+
+    class Late(SmallHandler):
+        def _rotate(self) -> None:
+            path.rename(tmp_path / "cni-2026-01-01T00-00-00.000.log")
+            super()._rotate()
+
+    handler = Late(small(path)._conf)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    with logging_to(complaints):
+        handler.emit(record("x" * 3000))
+    assert complaints.getvalue() == "" and not path.exists()
+
+
 def test_old_and_surplus_files_go(tmp_path: Path) -> None:
     path = tmp_path / "cni.log"
     strangers = ["cni-notes.log", "cni.log.bak", "other-2026-01-01T00-00-00.000.log"]

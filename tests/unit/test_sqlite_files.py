@@ -13,19 +13,29 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from calico_ipam.datastore import sqlite, sqlite_connections
 from calico_ipam.datastore.api import Create, Deadline, Delete, Entry, Update
 from calico_ipam.datastore.sqlite import KEPT_CHANGES, TRIM_EVERY, SQLiteStore
 from calico_ipam.datastore.sqlite_file import APPLICATION_ID, SCHEMA_VERSION
-from calico_ipam.errors import InvalidInput, IPAMError, OutcomeUnknown, StoreDamaged, StoreError, StoreUnavailable
+from calico_ipam.errors import (
+    AlreadyExists,
+    InvalidInput,
+    IPAMError,
+    OutcomeUnknown,
+    StoreDamaged,
+    StoreError,
+    StoreUnavailable,
+)
 from calico_ipam.model.handle import Handle
 from calico_ipam.model.keys import HandleKey, Handles, ResourceKey
 from calico_ipam.model.resource import Resource
+from tests.anywhere import at_line
 from tests.clock import SOON, seconds_since
 
 KEY = HandleKey("h")
@@ -353,6 +363,27 @@ def test_a_file_put_in_its_place_is_used(store: SQLiteStore, tmp_path: Path) -> 
     assert store.get(KEY).value == handle(1)
     with pytest.raises(IPAMError):
         store.commit(Update(entry, handle(3)))
+
+
+def test_a_signal_that_raises_at_whatever_line_leaves_no_transaction_open(store: SQLiteStore) -> None:
+    """Not even where one that failed is being rolled back: ``ipam gc --lock`` unlocks with the same store."""
+
+    class Ended(BaseException):
+        pass
+
+    def end() -> None:
+        raise Ended
+
+    store.commit(Create(KEY, handle()))
+    place, came = 0, True
+    while came:
+        place += 1
+        with at_line(place, end, sqlite, sqlite_connections) as lines, suppress(AlreadyExists, Ended):
+            store.commit(Create(KEY, handle()))
+        came = len(lines) >= place
+        (entry,) = store.commit(Update(store.get(KEY), handle(place + 1)))
+        store.commit(Update(entry, handle(1)))
+    assert place > 20
 
 
 # --- the log, copies, forks ----------------------------------------------------------------------------------

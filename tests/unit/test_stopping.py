@@ -128,6 +128,30 @@ def test_what_waits_for_nobody_is_undone_however_long_it_takes() -> None:
     assert found["details"] == "What it had done by then was undone; repeat the call."
 
 
+AT_ONCE = """
+import signal
+from calico_cni.stopping import CallStopped, Stop
+
+both, stop = (signal.SIGTERM, signal.SIGHUP), Stop()
+try:
+    with stop.listening():
+        signal.pthread_sigmask(signal.SIG_BLOCK, both)
+        for each in both:
+            signal.raise_signal(each)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, both)
+        stop.heed()
+except CallStopped as stopped:
+    print(stopped.error("ADD").message)
+"""
+
+
+def test_two_signals_at_once_are_heard_as_one() -> None:
+    """As a service manager sends them, to a process that was not running in this moment."""
+    done = subprocess.run([sys.executable, "-c", AT_ONCE], capture_output=True, text=True, timeout=LONG, check=False)
+    assert done.stdout in ("ADD was stopped by SIGTERM\n", "ADD was stopped by SIGHUP\n")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_signal_that_was_ignored_stays_ignored() -> None:
     """As below nohup."""
     assert stopped_by("SIGHUP") == {"after": "nothing"}
