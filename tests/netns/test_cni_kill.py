@@ -174,11 +174,11 @@ def test_a_stopped_add_undoes_what_it_did(host: CaseHost, name: str) -> None:
         run(host, "DEL")
     for cut in range(2, CUTS + 2):
         exit_code, stdout, stderr = signalled_after(host, "ADD", number, took * cut / (CUTS + 1))
-        if exit_code != -number or ", in run\n" in stderr:
-            assert "Traceback" not in stderr, stderr
-        if exit_code == 0:  # it was over already
+        starting = before_our_first_line(stderr)
+        assert starting or "Traceback" not in stderr, stderr
+        if exit_code == 0:  # it was over already, or Python lost the signal
             run(host, "DEL")
-        elif exit_code == -number:  # Python itself was still starting, and says so in its own way
+        elif exit_code == -number or (starting and (exit_code, stdout) == (1, "")):
             assert stdout == ""
         else:
             assert_told(name, exit_code, stdout)
@@ -187,6 +187,15 @@ def test_a_stopped_add_undoes_what_it_did(host: CaseHost, name: str) -> None:
     assert_told(name, exit_code, stdout)
     assert "Traceback" not in stderr, stderr
     assert_nothing_left(host)
+
+
+def before_our_first_line(stderr: str) -> bool:
+    """Tell whether Python's own handler of SIGINT raised; the first line of ``main`` takes it away.
+
+    Then Python says so in its own way, and ends by the signal; or, where it was still importing ``site``, with 1; or it
+    drops the exception, where that was raised in a callback of its own, and goes on.
+    """
+    return "KeyboardInterrupt" in stderr and ", in run\n" not in stderr
 
 
 def assert_told(name: str, exit_code: int, stdout: str) -> None:
