@@ -136,13 +136,13 @@ class LiveStoreContract:
     @pytest.mark.timeout(180)
     def test_eight_processes_lose_nothing(self, store: Datastore, backend: Backend) -> None:
         store.commit(Create(HandleKey("h"), counter("h")))
-        workers = [SPAWN.Process(target=add_elsewhere, args=(backend.open, 40)) for _ in range(8)]
+        workers = [SPAWN.Process(target=add_elsewhere, args=(backend.open, 15)) for _ in range(8)]
         for worker in workers:
             worker.start()
         for worker in workers:
             worker.join(PATIENCE * 4)
             assert worker.exitcode == 0
-        assert count(store.get(HandleKey("h"))) == 320
+        assert count(store.get(HandleKey("h"))) == 120
 
 
 class Watching:

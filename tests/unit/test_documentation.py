@@ -10,7 +10,7 @@ import pytest
 
 from tests.shared import REPOSITORY
 
-DOCUMENTS = sorted({*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/**/*.md"), *REPOSITORY.glob("*/README.md")})
+DOCUMENTS = sorted({*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/**/*.md"), *REPOSITORY.glob("[!.]*/README.md")})
 #: ``path/file.py``, ``path/file.py:name`` or ``folder/`` in backticks.
 PLACE = re.compile(r"`((?:[\w.-]+/)+[\w.-]*|[\w-]+\.(?:py|md|toml))(?::(\w+))?`")
 #: An API group or the name of an annotation, which is no place in the tree.
