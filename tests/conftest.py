@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 #: Seconds a test may take, set-up and clean-up included, unless it is marked ``@pytest.mark.timeout(seconds)``.
 DEFAULT_TIMEOUT = 120.0
+#: Seconds that making what several tests share may take: an API server, a browser, a machine.
+SHARED_TIMEOUT = 300.0
 
 
 def in_ci() -> bool:
@@ -98,20 +100,43 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
     seconds = float(marker.args[0]) if marker else DEFAULT_TIMEOUT
     if threading.current_thread() is not threading.main_thread():
         return (yield)
-
-    def expire(signum: int, frame: FrameType | None) -> None:
-        pytest.fail(f"took more than {seconds:g} s: {item.nodeid}")
-
-    before = signal.signal(signal.SIGALRM, expire)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    assert sys.__stderr__ is not None, "a trace needs a standard error"
-    faulthandler.dump_traceback_later(seconds + 30, exit=True, file=sys.__stderr__)
+    before = signal.getsignal(signal.SIGALRM)
+    _end_after(seconds, item.nodeid)
     try:
         return (yield)
     finally:
         faulthandler.cancel_dump_traceback_later()
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> Generator[None, Any, Any]:
+    """Make what tests share in nobody's time: which of them comes first, and needs it, is chance."""
+    left, _ = signal.getitimer(signal.ITIMER_REAL)
+    if fixturedef.scope == "function" or not left or threading.current_thread() is not threading.main_thread():
+        return (yield)
+    expire = signal.getsignal(signal.SIGALRM)
+    _end_after(SHARED_TIMEOUT, f"the fixture {fixturedef.argname}")
+    try:
+        return (yield)
+    finally:
+        signal.signal(signal.SIGALRM, expire)
+        _start_clock(left)
+
+
+def _end_after(seconds: float, what: str) -> None:
+    def expire(signum: int, frame: FrameType | None) -> None:
+        pytest.fail(f"took more than {seconds:g} s: {what}")
+
+    signal.signal(signal.SIGALRM, expire)
+    _start_clock(seconds)
+
+
+def _start_clock(seconds: float) -> None:
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    assert sys.__stderr__ is not None, "a trace needs a standard error"
+    faulthandler.dump_traceback_later(seconds + 30, exit=True, file=sys.__stderr__)
 
 
 # --- logging ------------------------------------------------------------------------------------------------

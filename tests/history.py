@@ -27,7 +27,6 @@ from calico_ipam.model.block import ReleaseOption
 from calico_ipam.model.pool import WORKLOAD
 from tests.clock import LONG
 
-
 #: Addresses that each worker holds and gives back, however long that takes.
 LEAST = 15
 

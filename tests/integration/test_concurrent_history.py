@@ -28,6 +28,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
             yield f"etcd+http://{etcd.address}"
 
 
+@pytest.mark.timeout(240)
 def test_a_history_of_eight_processes_has_a_sequential_explanation(url: str) -> None:
     with open_datastore(url, environ={}) as store:
         pool = Resource.new(IP_POOL, "p", {"cidr": "10.77.0.0/23", "blockSize": 29})

@@ -39,6 +39,22 @@ import pytest
 def test_slow():
     time.sleep(30)
 """
+SHARED_SERVER = """
+import time
+import pytest
+
+@pytest.fixture(scope="module")
+def server():
+    time.sleep(1.5)
+
+@pytest.mark.timeout(1)
+def test_that_comes_first(server):
+    pass
+
+@pytest.mark.timeout(1)
+def test_slow(server):
+    time.sleep(30)
+"""
 LOGGING = """
 import logging, sys
 import pytest
@@ -107,6 +123,12 @@ def test_a_test_that_takes_too_long_ends(tmp_path: Path) -> None:
     counts, said = outcome(tmp_path, SLOW, "")
     assert counts["failed"] == 1
     assert "took more than" in said
+
+
+def test_what_tests_share_is_made_in_nobodys_time(tmp_path: Path) -> None:
+    counts, said = outcome(tmp_path, SHARED_SERVER, "")
+    assert counts == {"passed": 1, "failed": 1}, said
+    assert "took more than 1 s: test_probe.py::test_slow" in said
 
 
 def test_what_a_program_made_of_the_log_ends_with_its_test(tmp_path: Path) -> None:
