@@ -539,6 +539,69 @@ def test_a_fork_waits_until_grpc_is_done_with_a_watch_that_it_interrupts(
     assert happened == ["gRPC is done", "forked"]
 
 
+def test_a_watch_that_is_opened_while_a_fork_begins_is_interrupted(etcd: Etcd, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is in use already, and nobody knows of it yet: the fork would wait for it in vain."""
+    users: list[int] = []
+    threads: list[threading.Thread] = []
+
+    def fork() -> None:
+        store._links._before_fork()
+        users.append(store._links._state.users)
+        store._links._after_fork()
+
+    def watch(library: Library, channel: Any) -> Any:
+        def start(*arguments: Any, **more: Any) -> Any:
+            call = begin(library, channel)(*arguments, **more)
+            if not threads:
+                threads.append(threading.Thread(target=fork))
+                threads[0].start()
+                wait_until(lambda: store._links._state.forks)
+            return call
+
+        return start
+
+    begin = Library.watch
+    monkeypatch.setattr(Library, "watch", watch)
+    etcd.clear()
+    with closing(EtcdStore(etcd.settings())) as store:
+        store.commit(handle("seen"))
+        assert next(store.watch(Handles(), "0")).kind == "added"
+        threads[0].join()
+    assert users == [0]
+
+
+@pytest.mark.parametrize("doing", ["link", "leave", "close"])
+def test_nobody_goes_inside_of_grpc_while_the_process_forks(etcd: Etcd, doing: str) -> None:
+    """Neither to make a connection nor to close one, and not before the last of several forks at once is over."""
+    store = EtcdStore(etcd.settings())
+    links = store._links
+    with links.link() as link:
+        state = links._here()
+    done: list[int] = []
+
+    def link_or_close() -> None:
+        if doing == "link":
+            with links.link():
+                pass
+        elif doing == "leave":
+            links.leave(link)
+        else:
+            links.close()
+        done.append(state.forks)
+
+    links._before_fork()
+    links._before_fork()
+    thread = threading.Thread(target=link_or_close)
+    thread.start()
+    for left in (1, 0):
+        wait_until(lambda: done or state.calm._waiters)
+        assert not done, f"with {left + 1} forks under way"
+        links._after_fork()
+    thread.join()
+    assert done == [0]
+    store.close()
+
+
 def test_a_child_of_a_fork_exits_like_any_process(etcd: Etcd) -> None:
     etcd.clear()
     code = """

@@ -65,7 +65,7 @@ class _State:
     #: re-entrant, because the garbage collector may end a forgotten watch in the middle of anything
     lock: Any = field(default_factory=threading.RLock)
     calm: Any = None  #: condition of that lock: told when nobody uses a connection, and when a fork is over
-    forking: bool = False
+    forks: int = 0  #: that threads are just making
     users: int = 0  #: of all its connections, those who close one included
     links: dict[Endpoint, Link] = field(default_factory=dict)
     retired: set[Link] = field(default_factory=set)  #: given up, and still in use
@@ -74,6 +74,10 @@ class _State:
 
     def __post_init__(self) -> None:
         self.calm = threading.Condition(self.lock)
+
+    def wait_for_forks(self, seconds: float) -> None:
+        """Wait until none is under way, or for longer than any takes; whoever holds the lock may go inside of gRPC."""
+        self.calm.wait_for(lambda: not self.forks, seconds)
 
     def used(self) -> None:
         """Tell that one user fewer is inside of gRPC."""
@@ -102,8 +106,7 @@ class Links:
         """Lend the connection to the preferred member; it stays open at least as long. Raises StoreError if closed."""
         state = self._here()
         with state.lock:
-            while state.forking:
-                state.calm.wait()
+            state.wait_for_forks(self._longest)
             self.check_open()
             endpoint = self.cluster.endpoints[state.preferred]
             link = state.links.get(endpoint)
@@ -125,8 +128,12 @@ class Links:
             state.used()
 
     def follow(self, stream: Stream) -> None:
-        """Have a stream interrupted when the process forks."""
-        self._streams.add(stream)
+        """Have a stream interrupted when the process forks, also if it is about to."""
+        state = self._here()
+        with state.lock:
+            self._streams.add(stream)
+            if state.forks:
+                stream.interrupt()
 
     def check_open(self) -> None:
         """Raise StoreError once the store is closed."""
@@ -144,14 +151,14 @@ class Links:
             if state.links.get(link.endpoint) is not link:
                 return  # another thread was quicker
             del state.links[link.endpoint]
-            unused = link.users == 0
-            if not unused:
-                state.retired.add(link)
             if self.cluster.endpoints[state.preferred] == link.endpoint:
                 state.preferred = (state.preferred + 1) % len(self.cluster.endpoints)
+            if link.users:
+                state.retired.add(link)
+                return
+            state.wait_for_forks(self._longest)
             state.users += 1
-        if unused:
-            link.channel.close()
+        link.channel.close()
         state.used()
 
     def close(self) -> None:
@@ -161,6 +168,7 @@ class Links:
         with state.lock:
             links, state.links = state.links, {}
             retired, state.retired = state.retired, set()  # exchanged, since a forgotten watch may end meanwhile
+            state.wait_for_forks(self._longest)
             state.users += 1
         for link in (*links.values(), *retired):
             link.channel.close()
@@ -185,7 +193,7 @@ class Links:
     def _before_fork(self) -> None:
         state = self._here()
         with state.lock:
-            state.forking = True
+            state.forks += 1
             for stream in list(self._streams):
                 stream.interrupt()
             state.calm.wait_for(lambda: not state.users, self._longest)
@@ -193,7 +201,7 @@ class Links:
     def _after_fork(self) -> None:
         state = self._here()
         with state.lock:
-            state.forking = False
+            state.forks = max(0, state.forks - 1)  # this may be the end of a fork that began before there were hooks
             state.calm.notify_all()
 
     def _here(self) -> _State:
