@@ -78,9 +78,9 @@ class Browser:
 
     def open(self, url: str) -> None:
         """Go to a page; returns when it is complete."""
-        self.log.clear()
-        # The same document with another fragment is no navigation: leave it first.
+        # The same document with another fragment is no navigation: leave it first, and what it still has to say.
         self.call("Page.navigate", url="about:blank")
+        self.log.clear()
         self.call("Page.navigate", url=url)
         self.wait(f"location.href === {json.dumps(url)} && document.readyState === 'complete'")
 

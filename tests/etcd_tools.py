@@ -28,13 +28,14 @@ import pytest
 
 from calico_ipam.datastore.etcd.library import load
 from calico_ipam.datastore.settings import ETCD, Settings
+from tests.clock import LONG
 from tests.ports import free_ports
 
-READY = 30.0  # seconds a server may take to start
+READY = 100.0  # seconds a server may take to start on a machine that is busy with tests; it takes about one
 MISSING = "etcd is not installed: apt-get install etcd-server (etcd-client for etcdctl)"
 
 
-def wait_until(true: Callable[[], Any], seconds: float = 30.0, what: str = "the condition") -> Any:
+def wait_until(true: Callable[[], Any], seconds: float = LONG, what: str = "the condition") -> Any:
     """Return the first true answer; fail when none comes."""
     until = time.monotonic() + seconds
     while not (answer := true()):
@@ -110,11 +111,11 @@ class Etcd:
         channel = self.channel()
         try:
             library.unary(channel, "Maintenance/Status", "StatusResponse")(
-                library.message("StatusRequest")(), timeout=1
+                library.message("StatusRequest")(), timeout=10
             )
             return True
         except library.grpc.RpcError:
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1):
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=10):
                 # A server that wants a client certificate, or shows a bad one, is ready when it listens.
                 return self.scheme == "https"
             return False

@@ -32,6 +32,7 @@ import urllib3
 import yaml
 
 from calico_ipam.datastore.settings import KUBERNETES, Settings
+from tests.clock import LONG
 from tests.ports import free_ports
 from tests.shared import SHARED
 
@@ -57,7 +58,7 @@ def assets() -> Path:
     return folder
 
 
-def wait_until(true: Callable[[], Any], seconds: float = 30.0, what: str = "the condition") -> Any:
+def wait_until(true: Callable[[], Any], seconds: float = LONG, what: str = "the condition") -> Any:
     """Return the first true answer; fail when none comes."""
     until = time.monotonic() + seconds
     while not (answer := true()):

@@ -115,7 +115,7 @@ def running(kube: KubeServer, account: str, *arguments: str, **environ: str) -> 
         finally:
             process.terminate()
             try:
-                process.wait(20)
+                process.wait(LONG)
             finally:
                 process.kill()
                 process.communicate()

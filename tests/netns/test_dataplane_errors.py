@@ -141,9 +141,9 @@ def test_second_interface_of_one_sandbox_is_refused_and_the_first_untouched(
 ) -> None:
     """P19: the plugin refuses it before it allocates anything; this is the second line."""
     dataplane.add(link_request(pod))
-    # The kernel gives both ends a link-local address some time after they are up.
-    wait_for(lambda: any(a.startswith("fe80") for a in pod.addresses("eth0")), "a link-local address")
-    wait_for(lambda: any(a.startswith("fe80") for a in node.addresses(HOST_NAME)), "a link-local address")
+    # The kernel gives both ends a link-local address some time after they are up, and its route after the address.
+    wait_for(lambda: any(r["dst"] == "fe80::/64" for r in pod.routes()), "a link-local address")
+    wait_for(lambda: any(r["dst"] == "fe80::/64" for r in node.routes()), "a link-local address")
     before = sandbox_state(pod), host_state(node)
     error = refused(dataplane, link_request(pod, "10.1.1.1/32", name="net1", host_name="calinet1"))
     assert str(error) == "failed to add route inside the container: file exists"
