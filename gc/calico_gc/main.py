@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("calico_gc")
 
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+INTERRUPTED = 130  #: what a shell sees of a program that SIGINT ended
 #: where upstream's probes look
 STATUS_FILE = "/status/status.json"
 LEVELS = {
@@ -45,10 +46,17 @@ LEVELS = {
 
 
 def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> int:
-    """Run the collector; returns the exit code: 0 clean, 1 error, 3 problems found (--once)."""
+    """Run the collector; returns the exit code: 0 clean, 1 error, 3 problems found (--once), 130 interrupted."""
     if argv is None:  # under the name of upstream's probe it is that probe
         argv = ["check-status"] * (Path(sys.argv[0]).name == "check-status") + sys.argv[1:]
-    environ = dict(os.environ) if environ is None else environ
+    try:
+        return _main(argv, dict(os.environ) if environ is None else environ)
+    except KeyboardInterrupt:
+        print("calico-gc: interrupted", file=sys.stderr)
+        return INTERRUPTED
+
+
+def _main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     if argv[:1] == ["node-sweep"]:
         from calico_gc.sweep.main import main as node_sweep
 

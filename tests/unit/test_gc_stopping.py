@@ -14,7 +14,7 @@ from calico_gc import feed
 from calico_gc.assembly import Collector, Place
 from calico_gc.feed import DatastoreSource, KubeSource, KubeVirt, Source
 from calico_gc.kinds import PODS
-from calico_gc.main import Service
+from calico_gc.main import Service, main
 from calico_gc.node_sweep import Swept
 from calico_gc.once import ShiftedClock
 from calico_gc.settings import Settings
@@ -193,3 +193,30 @@ def test_sweeps_again_and_again_end_at_a_signal_wherever_it_comes() -> None:
         for each, handler in before.items():
             signal.signal(each, handler)
     assert place > 10
+
+
+@pytest.mark.parametrize("words", [["--once", "--host"], ["node-sweep", "--no-kubernetes"]])
+def test_an_interrupt_of_a_program_that_runs_once_is_told_in_a_word(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: Any, **__: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("calico_ipam.datastore.config.load_settings", interrupted)
+    assert main(words, {}) == 130
+    assert capsys.readouterr().err == "calico-gc: interrupted\n"
+
+
+def test_a_pause_between_sweeps_may_be_longer_than_any_machine_waits() -> None:
+    class Sweep:
+        def run(self) -> Swept:
+            signal.raise_signal(signal.SIGTERM)
+            return Swept("n", 0, 0.0)
+
+    given = argparse.Namespace(every="9999999h", json=False, metrics_file="")
+    before = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        assert sweeping._again_and_again(Sweep(), given) == 0  # type: ignore[arg-type]  # a fake in its place
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)

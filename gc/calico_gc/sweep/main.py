@@ -10,6 +10,7 @@ import shutil
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -136,7 +137,7 @@ def _once(sweep: NodeSweep, given: argparse.Namespace) -> int:
 
 def _again_and_again(sweep: NodeSweep, given: argparse.Namespace) -> int:
     """Sweep until a signal comes. What fails once is tried again at its time."""
-    period = parse_duration(given.every)
+    period = min(parse_duration(given.every), threading.TIMEOUT_MAX)
     if period <= 0:
         raise InvalidInput(
             f"{given.every!r} is no pause between sweeps", subject=given.every, hint="Write 10m or more."
