@@ -134,7 +134,7 @@ def cluster(kube: KubeServer) -> KubeServer:
     return kube
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(400)
 def test_the_collectors_rights_suffice_and_are_needed(cluster: KubeServer) -> None:
     """Everything it does, under its own role: no refusal, and every right is used or has its reason."""
     namespace = cluster.namespace()
@@ -165,6 +165,10 @@ def test_the_collectors_rights_suffice_and_are_needed(cluster: KubeServer) -> No
             assert "ipam_gc_leader 1.0" in metrics
             assert "<h1>Pools</h1>" in http.request("GET", f"http://127.0.0.1:{port}/").data.decode()
             resident = _resident(process.pid)
+            event = ("", "events", "create")
+            wait_until(
+                lambda: event in {used(request) for request in of_account(cluster, "calico-gc")}, LONG, "an event"
+            )
         assert process.returncode == 0
     # Watches are in the log when the server has noticed that nobody follows any more.
     with suppress(AssertionError):

@@ -12,6 +12,7 @@ from tests.link_requests import expectation_of, link_request
 from tests.netns_tools import Namespace, Node, inside
 
 
+@pytest.mark.timeout(300)  # the kernel makes and removes links one after the other, those of other tests too
 def test_adds_and_deletes_under_noise(node: Node, dataplane: LinuxDataplane) -> None:
     pods = [node.sandbox() for _ in range(10)]
     with noise(node, pairs=100):
@@ -27,6 +28,7 @@ def test_adds_and_deletes_under_noise(node: Node, dataplane: LinuxDataplane) -> 
         assert not [link for link in node.links() if link["ifname"].startswith("cali")]
 
 
+@pytest.mark.timeout(300)
 def test_a_thousand_pairs_leave_no_descriptor_and_no_child(node: Node, dataplane: LinuxDataplane) -> None:
     """In eight threads, because each removal waits for the kernel; threads must not disturb each other anyway."""
     pods = [node.sandbox() for _ in range(8)]
