@@ -9,6 +9,7 @@ from typing import Any
 from tests.kube_tools import KubeServer, wait_until
 
 ACCOUNT = "calico-cni-plugin"
+_DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 KUBEVIRT = {"VirtualMachine": "virtualmachines", "VirtualMachineInstance": "virtualmachineinstances"}
 
 _OURS = (
@@ -59,11 +60,17 @@ def write_kubeconfig(kube: KubeServer, file: Path, port: int) -> Path:
 
 def install_kubevirt(kube: KubeServer) -> None:
     """Install definitions of KubeVirt's two kinds that accept anything, unless they are there."""
-    definitions = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
     for kind, plural in KUBEVIRT.items():
-        if kube.ask("GET", f"{definitions}/{plural}.kubevirt.io")[0] == 404:
-            kube.create(definitions, _definition(kind, plural))
+        if kube.ask("GET", f"{_DEFINITIONS}/{plural}.kubevirt.io")[0] == 404:
+            kube.create(_DEFINITIONS, _definition(kind, plural))
         wait_until(partial(_served, kube, plural), what=f"{plural} served")
+
+
+def remove_kubevirt(kube: KubeServer) -> None:
+    """Make the server one without KubeVirt again: other tests of this process may have installed it."""
+    for plural in KUBEVIRT.values():
+        kube.delete(f"{_DEFINITIONS}/{plural}.kubevirt.io")
+    wait_until(lambda: kube.ask("GET", "/apis/kubevirt.io")[0] == 404, what="KubeVirt's group to be gone")
 
 
 def _served(kube: KubeServer, plural: str) -> bool:

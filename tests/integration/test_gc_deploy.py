@@ -22,6 +22,7 @@ from calico_ipam.datastore.kube.store import KubernetesStore
 from calico_ipam.engine.client import IPAM
 from tests.clock import LONG
 from tests.kube_tools import Audited, KubeServer, wait_until
+from tests.plugin_account import remove_kubevirt
 from tests.ports import free_port
 from tests.shared import REPOSITORY
 
@@ -124,6 +125,7 @@ def running(kube: KubeServer, account: str, *arguments: str, **environ: str) -> 
 @pytest.fixture
 def cluster(kube: KubeServer) -> KubeServer:
     kube.clear()
+    remove_kubevirt(kube)
     kube.node("node-1")
     pool = {"cidr": "10.0.0.0/24", "blockSize": 29}
     body = {"apiVersion": kube.api_version, "kind": "IPPool", "metadata": {"name": "pool-1"}, "spec": pool}
