@@ -27,6 +27,7 @@ from calico_gc.web.server import Server, Sources
 from calico_ipam.datastore.api import Damaged
 from calico_ipam.model.handle import Handle
 from calico_ipam.model.keys import HandleKey
+from tests.clock import LONG
 from tests.gc_things import NETWORK, add_block, pod_attrs, pool, put, reservation, running_pod, tunnel_attrs
 from tests.gc_world import World
 from tests.kube_tools import wait_until
@@ -130,7 +131,7 @@ class Prometheus:
 
     def __enter__(self) -> Prometheus:
         try:
-            wait_until(self._scraped, 60.0, "three scrapes")
+            wait_until(self._scraped, 2 * LONG, "three scrapes")
         except BaseException:
             self.__exit__()
             raise
@@ -161,7 +162,7 @@ class Prometheus:
 
     def shown(self, expression: str) -> list[dict[str, Any]]:
         """Return what an expression shows; one scrape that came too late makes everything vanish until the next."""
-        found: list[dict[str, Any]] = wait_until(lambda: self.query(expression), 30.0, expression)
+        found: list[dict[str, Any]] = wait_until(lambda: self.query(expression), LONG, expression)
         return found
 
     def get(self, path: str) -> Any:
