@@ -36,6 +36,12 @@ def run(*command: str | Path) -> str:
     return done.stdout
 
 
+def install(pip: Path, *what: str | Path) -> None:
+    """Install from the network, which may fail for a moment."""
+    again = REPOSITORY / "scripts" / "again"
+    run(again, pip, "install", "--quiet", "--disable-pip-version-check", *what)
+
+
 def versions(pip: Path) -> dict[str, str]:
     return {each["name"]: each["version"] for each in json.loads(run(pip, "list", "--format=json"))}
 
@@ -44,10 +50,9 @@ def versions(pip: Path) -> dict[str, str]:
 def test_the_extra_works_with_the_newest_protobuf_and_grpcio(tmp_path: Path) -> None:
     run(sys.executable, "-m", "venv", tmp_path / "venv")
     pip, python = tmp_path / "venv/bin/pip", tmp_path / "venv/bin/python"
-    quiet = ("install", "--quiet", "--disable-pip-version-check")
-    run(pip, *quiet, "--upgrade", "protobuf", "grpcio")
+    install(pip, "--upgrade", "protobuf", "grpcio")
     newest = versions(pip)
-    run(pip, *quiet, f"{REPOSITORY}[etcd]")
+    install(pip, f"{REPOSITORY}[etcd]")
     installed = versions(pip)
     assert {name: installed[name] for name in ("protobuf", "grpcio")} == {
         name: newest[name] for name in ("protobuf", "grpcio")
@@ -61,7 +66,7 @@ def test_the_extra_works_with_the_newest_protobuf_and_grpcio(tmp_path: Path) -> 
 @pytest.mark.timeout(600)
 def test_without_the_extra_it_is_named(tmp_path: Path) -> None:
     run(sys.executable, "-m", "venv", tmp_path / "venv")
-    run(tmp_path / "venv/bin/pip", "install", "--quiet", "--disable-pip-version-check", REPOSITORY)
+    install(tmp_path / "venv/bin/pip", REPOSITORY)
     code = "from calico_ipam.datastore.config import open_datastore\nopen_datastore('etcd://h:1', environ={})"
     done = subprocess.run([tmp_path / "venv/bin/python", "-c", code], capture_output=True, text=True)
     assert "NotConfigured: the etcd datastore needs the package grpcio, which is not installed" in done.stderr

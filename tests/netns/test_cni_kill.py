@@ -141,7 +141,7 @@ def duration(host: CaseHost, verb: str) -> float:
     return time.monotonic() - began
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("heal", ["DEL", "ADD"])
 @pytest.mark.parametrize("verb", ["ADD", "DEL"])
 def test_the_next_call_heals(host: CaseHost, verb: str, heal: str) -> None:
@@ -164,7 +164,7 @@ def test_the_next_call_heals(host: CaseHost, verb: str, heal: str) -> None:
         assert_nothing_left(host, run(host, "DEL"))
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
 def test_a_stopped_add_undoes_what_it_did(host: CaseHost, name: str) -> None:
     """No other call comes; the runtime hears one error object, and a person no traceback."""
