@@ -24,8 +24,8 @@ FLAGS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-dev-shm-usage"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--remote-debugging-port=0"),
 )
-#: seconds until a page must be there
-PATIENCE = LONG
+#: seconds until the browser must be there, and until a page must
+START, PATIENCE = 2 * LONG, LONG
 LAPTOP = (1280, 800)
 
 
@@ -140,7 +140,7 @@ def chromium() -> Iterator[Browser]:
 
 def _endpoint(process: subprocess.Popen[bytes], profile: Path) -> str:
     """Return where the first tab listens; the browser writes its port into its profile."""
-    until = time.monotonic() + PATIENCE
+    until = time.monotonic() + START
     with urllib3.PoolManager(retries=False, timeout=PATIENCE) as http:
         while True:
             assert process.poll() is None, f"chromium ended with {process.returncode}"
