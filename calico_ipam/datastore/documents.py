@@ -12,6 +12,7 @@ import time
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Self
 
@@ -343,7 +344,7 @@ class Watch(Iterator[Event]):
         self._changes = changes
 
     def __next__(self) -> Event:
-        if self._first:
+        with suppress(IndexError):  # not asked beforehand: another thread may close it in this moment
             return self._first.popleft()
         for change in self._changes:
             event = self._store._event(self._scope, change)

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from calico_ipam.datastore import sqlite, sqlite_connections
+from calico_ipam.datastore import documents, sqlite, sqlite_connections
 from calico_ipam.datastore.api import Create, Deadline, Delete, Entry, Update
 from calico_ipam.datastore.sqlite import KEPT_CHANGES, TRIM_EVERY, SQLiteStore
 from calico_ipam.datastore.sqlite_file import APPLICATION_ID, SCHEMA_VERSION
@@ -426,6 +426,21 @@ def test_a_watch_that_fell_behind_tells_what_it_missed(store: SQLiteStore) -> No
     assert told[0].entry == a and told[2].entry == d
     (last,) = store.commit(Delete(d))
     assert (event := next(events)).kind == "deleted" and event.entry == last
+
+
+def test_a_watch_that_is_closed_at_whatever_line_ends(store: SQLiteStore) -> None:
+    """By another thread, which is here the same one."""
+    store.commit(*(Create(HandleKey(name), handle(name=name)) for name in "abc"))
+    place, came = 0, True
+    while came:
+        place += 1
+        watch = store.watch(Handles(), "")
+        with at_line(place, watch.close, documents) as lines:  # type: ignore[attr-defined]  # an Iterator to the contract
+            for event in watch:
+                if event.kind == "bookmark":
+                    break
+        came = len(lines) >= place
+    assert place > 4
 
 
 def test_a_watch_from_before_the_log_tells_everything(store: SQLiteStore) -> None:
