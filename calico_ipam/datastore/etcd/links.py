@@ -99,6 +99,7 @@ class Links:
         self._state = _State(os.getpid())
         self._streams: weakref.WeakSet[Stream] = weakref.WeakSet()
         self._longest = patience.request
+        self._longest_fork = 6 * patience.request  # which waits once for each store of the process
         self._ready_for_forks = False
 
     @contextmanager
@@ -106,7 +107,7 @@ class Links:
         """Lend the connection to the preferred member; it stays open at least as long. Raises StoreError if closed."""
         state = self._here()
         with state.lock:
-            state.wait_for_forks(self._longest)
+            state.wait_for_forks(self._longest_fork)
             self.check_open()
             endpoint = self.cluster.endpoints[state.preferred]
             link = state.links.get(endpoint)
@@ -156,7 +157,7 @@ class Links:
             if link.users:
                 state.retired.add(link)
                 return
-            state.wait_for_forks(self._longest)
+            state.wait_for_forks(self._longest_fork)
             state.users += 1
         link.channel.close()
         state.used()
@@ -168,7 +169,7 @@ class Links:
         with state.lock:
             links, state.links = state.links, {}
             retired, state.retired = state.retired, set()  # exchanged, since a forgotten watch may end meanwhile
-            state.wait_for_forks(self._longest)
+            state.wait_for_forks(self._longest_fork)
             state.users += 1
         for link in (*links.values(), *retired):
             link.channel.close()
