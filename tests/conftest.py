@@ -24,7 +24,7 @@ from tests.shared import SHARED
 if TYPE_CHECKING:
     from tests.kube_tools import KubeServer
 
-#: Seconds a test may take, set-up and clean-up included, unless it is marked ``@pytest.mark.timeout(seconds)``.
+#: Seconds a test may take, its own set-up and clean-up included, unless ``@pytest.mark.timeout(seconds)`` says more.
 DEFAULT_TIMEOUT = 120.0
 #: Seconds that making what several tests share may take: an API server, a browser, a machine.
 SHARED_TIMEOUT = 300.0
