@@ -532,6 +532,7 @@ def test_a_fork_waits_until_grpc_is_done_with_a_watch_that_it_interrupts(
         store.commit(handle("seen"))
         changes = store.watch(Handles(), "0")
         next(changes)
+        store._links._longest = LONG
         store._links._before_fork()
         happened.append("forked")
         forked.set()
@@ -564,6 +565,7 @@ def test_a_watch_that_is_opened_while_a_fork_begins_is_interrupted(etcd: Etcd, m
     monkeypatch.setattr(Library, "watch", watch)
     etcd.clear()
     with closing(EtcdStore(etcd.settings())) as store:
+        store._links._longest = LONG
         store.commit(handle("seen"))
         assert next(store.watch(Handles(), "0")).kind == "added"
         threads[0].join()
