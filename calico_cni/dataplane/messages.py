@@ -5,6 +5,9 @@ SQLite, DHCP, asyncio …), and importing any module inside it does the same fir
 all that it needs four message classes (about 40 ms). So they are imported below a stand-in for the package's
 ``__init__``, which is taken away again at once: whoever says ``import pyroute2`` afterwards gets the whole package, in
 the same process.
+
+Importing this module does that, so it is imported where the formats are needed: Python has a process do it once, and
+other threads wait until it is done. Raises DataplaneError where pyroute2 is not installed.
 """
 
 from __future__ import annotations
@@ -27,8 +30,7 @@ class Formats:
     namespace_id: Any
 
 
-def load_formats() -> Formats:
-    """Import the message classes. Raises DataplaneError where pyroute2 is not installed."""
+def _load() -> Formats:
     if "pyroute2" in sys.modules:
         return _import_formats()
     spec = find_spec("pyroute2")
@@ -52,3 +54,6 @@ def _import_formats() -> Formats:
     from pyroute2.netlink.rtnl.rtmsg import rtmsg
 
     return Formats(link=ifinfmsg, address=ifaddrmsg, route=rtmsg, namespace_id=nsidmsg)
+
+
+FORMATS = _load()

@@ -13,10 +13,12 @@ import socket
 import struct
 import time
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from .api import DataplaneError
-from .messages import Formats
+
+if TYPE_CHECKING:
+    from .messages import Formats
 
 # linux/netlink.h; the socket module has only some of them
 SOL_NETLINK = 270

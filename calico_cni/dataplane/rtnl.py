@@ -13,7 +13,6 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Any, Self
 
 from .api import RouteTarget
-from .messages import load_formats
 from .netlink import NLM_F_CREATE, NLM_F_EXCL, Netlink, NetlinkRefused
 
 # linux/rtnetlink.h
@@ -84,7 +83,9 @@ class Rtnl(Netlink):
     @classmethod
     def open(cls) -> Self:
         """Open a socket in the namespace that the calling thread is in. Raises DataplaneError, OSError."""
-        return cls(load_formats())
+        from .messages import FORMATS  # 40 ms, for calls that wire something
+
+        return cls(FORMATS)
 
     # --- links ------------------------------------------------------------------------------------------
 

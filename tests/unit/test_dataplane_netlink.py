@@ -13,7 +13,7 @@ import pytest
 
 from calico_cni.dataplane import netlink
 from calico_cni.dataplane.api import DataplaneError, LinkRequest
-from calico_cni.dataplane.messages import load_formats
+from calico_cni.dataplane.messages import FORMATS
 from calico_cni.dataplane.netlink import Netlink, NetlinkRefused, error_text
 from calico_cni.dataplane.netns import Namespace
 from calico_cni.dataplane.pair import make_netkit
@@ -58,7 +58,7 @@ class PlayedKernel:
 
 def conversation(monkeypatch: pytest.MonkeyPatch, *answers: bytes) -> tuple[Netlink, PlayedKernel]:
     kernel = PlayedKernel(list(answers))
-    opened = Netlink(load_formats())
+    opened = Netlink(FORMATS)
     opened.close()
     monkeypatch.setattr(opened, "_socket", kernel)
     monkeypatch.setattr(netlink, "DUMP_PAUSE", 0)
@@ -126,7 +126,7 @@ def test_socket_that_fails_is_a_dataplane_error(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(socket, "socket", no_socket)
     with pytest.raises(DataplaneError, match="netlink socket: too many open files"):
-        Netlink(load_formats())
+        Netlink(FORMATS)
 
 
 def test_texts_are_those_of_the_system_in_lower_case() -> None:
@@ -144,8 +144,7 @@ def test_formats_load_without_the_rest_of_pyroute2() -> None:
     heavy = ("asyncio", "sqlite3", "pyroute2.ndb", "pyroute2.iproute", "pyroute2")
     program = f"""
 import sys
-from calico_cni.dataplane.messages import load_formats
-load_formats()
+from calico_cni.dataplane.messages import FORMATS
 print([name for name in {heavy!r} if name in sys.modules])
 """
     assert run(program) == "[]"
@@ -153,12 +152,11 @@ print([name for name in {heavy!r} if name in sys.modules])
 
 def test_pyroute2_is_whole_for_whoever_imports_it_afterwards() -> None:
     program = """
-from calico_cni.dataplane.messages import load_formats
-first = load_formats()
+from calico_cni.dataplane.messages import FORMATS
 import pyroute2
 from pyroute2 import IPRoute, netlink
 from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
-print(pyroute2.IPRoute is IPRoute, first.link is ifinfmsg, load_formats() == first)
+print(pyroute2.IPRoute is IPRoute, FORMATS.link is ifinfmsg, hasattr(netlink, "rtnl"))
 """
     assert run(program) == "True True True"
 
@@ -166,11 +164,33 @@ print(pyroute2.IPRoute is IPRoute, first.link is ifinfmsg, load_formats() == fir
 def test_formats_are_the_whole_packages_where_that_is_loaded_already() -> None:
     program = """
 import pyroute2
-from calico_cni.dataplane.messages import load_formats
+from calico_cni.dataplane.messages import FORMATS
 from pyroute2.netlink.rtnl.rtmsg import rtmsg
-print(load_formats().route is rtmsg, pyroute2.IPRoute.__name__)
+print(FORMATS.route is rtmsg, pyroute2.IPRoute.__name__)
 """
     assert run(program) == "True IPRoute"
+
+
+def test_threads_that_need_the_formats_at_once_all_get_them() -> None:
+    """One of them takes the stand-in away, which another one must not have begun to import from."""
+    program = """
+import sys, threading
+sys.setswitchinterval(1e-6)
+from calico_cni.dataplane.rtnl import Rtnl
+failed, opened, at_once = [], [], threading.Barrier(8)
+def work():
+    at_once.wait()
+    try:
+        for _ in range(200):
+            with Rtnl.open() as rtnl: opened.append(rtnl.formats)
+    except BaseException as error:
+        failed.append(repr(error))
+threads = [threading.Thread(target=work) for _ in range(8)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+print(failed, len(opened), len(set(map(id, opened))))
+"""
+    assert run(program) == "[] 1600 1"
 
 
 def test_importing_the_dataplane_loads_no_netlink_library() -> None:
