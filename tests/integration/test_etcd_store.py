@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -506,6 +506,21 @@ def test_children_of_a_fork_connect_anew(case: str, etcd: Etcd) -> None:
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
 
 
+def with_each_stream(monkeypatch: pytest.MonkeyPatch, do: Callable[[Any], None]) -> None:
+    """Have ``do`` called with gRPC's object for each stream of events, before anybody knows of the stream."""
+    begin = Library.watch
+
+    def watch(library: Library, channel: Any) -> Any:
+        def start(*arguments: Any, **more: Any) -> Any:
+            call = begin(library, channel)(*arguments, **more)
+            do(call)
+            return call
+
+        return start
+
+    monkeypatch.setattr(Library, "watch", watch)
+
+
 def test_a_fork_waits_until_grpc_is_done_with_a_watch_that_it_interrupts(
     etcd: Etcd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -517,16 +532,7 @@ def test_a_fork_waits_until_grpc_is_done_with_a_watch_that_it_interrupts(
         forked.wait(0.5)  # room for a fork that does not wait
         happened.append("gRPC is done")
 
-    def watch(library: Library, channel: Any) -> Any:
-        def start(*arguments: Any, **more: Any) -> Any:
-            call = begin(library, channel)(*arguments, **more)
-            call.add_done_callback(slowly)
-            return call
-
-        return start
-
-    begin = Library.watch
-    monkeypatch.setattr(Library, "watch", watch)
+    with_each_stream(monkeypatch, lambda call: call.add_done_callback(slowly))
     etcd.clear()
     with closing(EtcdStore(etcd.settings())) as store:
         store.commit(handle("seen"))
@@ -542,6 +548,7 @@ def test_a_fork_waits_until_grpc_is_done_with_a_watch_that_it_interrupts(
 
 def test_a_watch_that_is_opened_while_a_fork_begins_is_interrupted(etcd: Etcd, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is in use already, and nobody knows of it yet: the fork would wait for it in vain."""
+    store = EtcdStore(etcd.settings())
     users: list[int] = []
     threads: list[threading.Thread] = []
 
@@ -550,24 +557,19 @@ def test_a_watch_that_is_opened_while_a_fork_begins_is_interrupted(etcd: Etcd, m
         users.append(store._links._state.users)
         store._links._after_fork()
 
-    def watch(library: Library, channel: Any) -> Any:
-        def start(*arguments: Any, **more: Any) -> Any:
-            call = begin(library, channel)(*arguments, **more)
-            if not threads:
-                threads.append(threading.Thread(target=fork))
-                threads[0].start()
-                wait_until(lambda: store._links._state.forks)
-            return call
+    def begin_a_fork(_call: Any) -> None:
+        if not threads:
+            threads.append(threading.Thread(target=fork))
+            threads[0].start()
+            wait_until(lambda: store._links._state.forks)
 
-        return start
-
-    begin = Library.watch
-    monkeypatch.setattr(Library, "watch", watch)
+    with_each_stream(monkeypatch, begin_a_fork)
     etcd.clear()
-    with closing(EtcdStore(etcd.settings())) as store:
+    with closing(store):
         store._links._longest = LONG
         store.commit(handle("seen"))
-        assert next(store.watch(Handles(), "0")).kind == "added"
+        changes = store.watch(Handles(), "0")  # kept: a watch that nobody has any more ends by itself
+        assert next(changes).kind == "added"
         threads[0].join()
     assert users == [0]
 
